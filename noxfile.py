@@ -1,0 +1,63 @@
+"""What each session installs and calls. ``nox -l`` lists them; ``nox -s NAME -- --help`` explains one."""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["tests"]
+
+
+def _command(session: nox.Session) -> None:
+    """Install the build system and run the command that the session is named after."""
+    session.install("--quiet", "--editable", ".")
+    # Ctrl-C: give the compilers time to stop and their half-written files time to go.
+    session.run("python", "-m", "scripts", session.name, *session.posargs, interrupt_timeout=60, terminate_timeout=30)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build wheels into dist/."""
+    _command(session)
+
+
+@nox.session
+def verify(session: nox.Session) -> None:
+    """Prove the wheels in dist/ on this machine's GPU."""
+    _command(session)
+
+
+@nox.session
+def apply(session: nox.Session) -> None:
+    """Apply the patch series to upstream, in build/source."""
+    _command(session)
+
+
+@nox.session
+def export(session: nox.Session) -> None:
+    """Write the commits of build/source back to patches/."""
+    _command(session)
+
+
+@nox.session
+def changes(session: nox.Session) -> None:
+    """Render CHANGES.md from the patches."""
+    _command(session)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the unit and integration tests; no GPU needed."""
+    session.install("--quiet", "--editable", ".[test]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and types."""
+    session.install("--quiet", "--editable", ".[lint]", "pytest", "hypothesis", "nox")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")

@@ -1,0 +1,65 @@
+"""What the user sees: progress and results, in one place. Nothing else prints."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+out = Console(highlight=False, soft_wrap=True)
+if not out.is_terminal:
+    out.width = 160  # a log should not wrap tables at 80 columns
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def step(text: str) -> None:
+    """Announce a step of the work."""
+    out.print(Text("› ", style="bold cyan") + Text(text))
+
+
+def note(text: str) -> None:
+    """A fact about the step under way."""
+    out.print(Text("  " + text, style="dim"))
+
+
+def done(text: str) -> None:
+    """A result."""
+    out.print(Text("✓ ", style="bold green") + Text(text))
+
+
+def warn(text: str) -> None:
+    """Something the user should know, that stops nothing."""
+    err.print(Text("! ", style="bold yellow") + Text(text))
+
+
+def error(text: str) -> None:
+    """Why the command failed."""
+    err.print(Text("✗ ", style="bold red") + Text(text))
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, to the second.
+
+    >>> duration(7), duration(65), duration(3661)
+    ('7s', '1m05s', '1h01m01s')
+    """
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes:02}m{secs:02}s"
+    return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"
+
+
+class _TimeLeft(ProgressColumn):
+    """The task's own estimate: files take from one to seven minutes, so a mean rate misleads."""
+
+    def render(self, task: Task) -> Text:
+        left = task.fields.get("seconds_left")
+        return Text("" if left is None else f"about {duration(left)} left", style="cyan")
+
+
+def progress() -> Progress:
+    """A bar with files done and total, time elapsed and time left."""
+    columns = [TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft()]
+    return Progress(*columns, console=out)

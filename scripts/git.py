@@ -1,0 +1,122 @@
+"""The one way to git, over GitPython, with the user's configuration shut out.
+
+No system, global or ambient setting reaches a command: no am.threeWay, hooks, signing, autocrlf, diff
+drivers or GIT_* variables. Before a command that writes, the repository's top level is checked, because
+git would otherwise walk up into somebody else's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import git as gitpython
+
+from scripts.process import last_lines, quoted
+
+if TYPE_CHECKING:
+    from scripts.errors import BuildError
+
+# Variables such as GIT_DIR would send a command elsewhere; GitPython can set variables but not unset them.
+for _name in [name for name in os.environ if name.startswith("GIT_") and name not in ("GIT_SSL_CAINFO", "GIT_PYTHON_GIT_EXECUTABLE")]:
+    del os.environ[_name]
+
+IDENTITY = "flash-attention-deterministic <patches@flash-attention-deterministic.invalid>"
+EPOCH = "2025-01-01T00:00:00+0000"
+_NAME, _EMAIL = IDENTITY.rstrip(">").split(" <")
+
+_CONFIG = {
+    "core.autocrlf": "false",
+    "core.eol": "lf",
+    "core.safecrlf": "false",
+    "core.filemode": "true",
+    "core.abbrev": "12",
+    "core.attributesFile": os.devnull,
+    "core.excludesFile": os.devnull,
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",
+    "commit.gpgSign": "false",
+    "gc.auto": "0",
+    "am.threeWay": "false",
+    "apply.whitespace": "nowarn",
+    "diff.algorithm": "histogram",
+    "diff.renames": "false",
+    "diff.noprefix": "false",
+    "diff.mnemonicPrefix": "false",
+    "diff.context": "3",
+    "diff.interHunkContext": "0",
+    "diff.suppressBlankEmpty": "false",
+    "format.useAutoBase": "false",
+    "init.defaultBranch": "series",
+    "advice.detachedHead": "false",
+    # The repositories here are ours whoever owns their folder (containers mount them as another user).
+    "safe.directory": "*",
+}
+
+
+def _environment() -> dict[str, str]:
+    environment = {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_AUTHOR_NAME": _NAME,
+        "GIT_AUTHOR_EMAIL": _EMAIL,
+        "GIT_AUTHOR_DATE": EPOCH,
+        "GIT_COMMITTER_NAME": _NAME,
+        "GIT_COMMITTER_EMAIL": _EMAIL,
+        "GIT_COMMITTER_DATE": EPOCH,
+        "GIT_EDITOR": "false",
+        "GIT_CONFIG_COUNT": str(len(_CONFIG)),
+        "LC_ALL": "C",
+        "TZ": "UTC",
+    }
+    for i, (key, value) in enumerate(_CONFIG.items()):
+        environment |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
+    return environment
+
+
+class Repository:
+    """One work tree. Every command runs at its top level."""
+
+    def __init__(self, root: Path, error: type[BuildError]) -> None:
+        self.root = root.resolve()
+        self._error = error
+        self._git = gitpython.Git(str(self.root))
+        self._git.update_environment(**_environment(), GIT_CEILING_DIRECTORIES=str(self.root.parent))
+
+    @classmethod
+    def create(cls, root: Path, error: type[BuildError]) -> Repository:
+        """Make a folder a repository of its own."""
+        repository = cls(root, error)
+        repository.run("init", "--quiet", "--template=", writes=False)
+        return repository
+
+    def is_top_level(self) -> bool:
+        """Whether this folder is a repository itself, rather than a folder inside one."""
+        status, out, _ = self._execute("rev-parse", "--show-toplevel")
+        return status == 0 and Path(out).resolve() == self.root
+
+    def run(self, *arguments: str, writes: bool = True) -> str:
+        """Run git and return its standard output; raise the repository's error with both streams."""
+        if writes and not self.is_top_level():
+            raise self._error(f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one.")
+        status, out, err = self._execute(*arguments)
+        if status != 0:
+            raise self._error(f"{quoted(['git', '-C', str(self.root), *arguments])} exited with {status}.\n{last_lines(err or out)}")
+        return out
+
+    def attempt(self, *arguments: str) -> tuple[int, str, str]:
+        """Run git and return status, standard output and standard error, whatever they are."""
+        if not self.is_top_level():
+            raise self._error(f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one.")
+        return self._execute(*arguments)
+
+    def _execute(self, *arguments: str) -> tuple[int, str, str]:
+        try:
+            status, out, err = self._git.execute(["git", *arguments], with_extended_output=True, with_exceptions=False)
+        except gitpython.GitCommandNotFound as e:
+            raise self._error("git is not installed, or not on PATH.") from e
+        return int(status), str(out), str(err)

@@ -1,0 +1,317 @@
+"""Compile kernel files and the binding through ninja and a compile cache, apart from each other.
+
+A build folder is named by the digest of everything that its objects depend on, so a finished object is
+never stale and an interrupted build goes on where it stopped. Commands run in the source tree with
+relative paths: the preprocessed text, and so the compile cache's key, is the same in every clone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ninja import ninja_syntax
+
+from scripts import console
+from scripts.errors import CompileError
+from scripts.matrix import Pass
+from scripts.process import last_lines, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from scripts.matrix import Kernel
+    from scripts.series import Tree
+    from scripts.toolchain import Toolchain
+
+# As upstream's setup.py has them, so that stock and patched kernels are compiled alike.
+NVCC_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_HALF2_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "--expt-relaxed-constexpr",
+    "--expt-extended-lambda",
+    "--use_fast_math",
+)
+CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=flash_attn_2_cuda")
+_INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
+
+# Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
+# order the files, limit the jobs and weigh the progress bar; what is built does not depend on them.
+_SECONDS = {
+    (Pass.FWD, False): 160,
+    (Pass.FWD, True): 120,
+    (Pass.SPLIT, False): 400,
+    (Pass.SPLIT, True): 280,
+    (Pass.BWD, False): 240,
+    (Pass.BWD, True): 200,
+}
+_BYTES = {Pass.FWD: 4.0e9, Pass.SPLIT: 4.0e9, Pass.BWD: 6.5e9}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source file and the object it becomes."""
+
+    source: str  # relative to the tree
+    target: Path
+    rule: str  # nvcc or cxx
+    seconds: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Objects, and how many compiler calls the cache answered."""
+
+    objects: tuple[Path, ...]
+    built: int
+    seconds: float
+    cache_hits: int
+    cache_misses: int
+
+
+def seconds_expected(kernel: Kernel, architectures: int) -> float:
+    """A guess at the CPU seconds of one kernel file."""
+    return _SECONDS[kernel.kind, kernel.causal] * architectures
+
+
+def masks(kernels: Sequence[Kernel]) -> list[str]:
+    """Definitions that tell the binding which kernels there are (``fork_kernel_set.h``)."""
+    return [f"-DFORK_KERNELS_{kind.name}=0x{sum(1 << k.bit for k in kernels if k.kind is kind):06x}" for kind in Pass]
+
+
+def gencode(architectures: Sequence[str]) -> list[str]:
+    """Options for machine code of these compute capabilities, and no PTX."""
+    return [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+
+
+def job_limit(asked: int | None, largest: float) -> tuple[int, str]:
+    """How many compilers may run at once, and why: by the cores, and by the memory each may need."""
+    if asked is not None:
+        return asked, "--jobs"
+    cores = len(os.sched_getaffinity(0))
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    available = int(re.findall(r"MemAvailable:\s+(\d+) kB", meminfo)[0]) * 1024
+    by_memory = max(1, int(available // largest))
+    return min(cores, by_memory), f"{cores} cores, {available / 1e9:.0f} GB free for {largest / 1e9:.1f} GB a file"
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+def _system_includes(toolchain: Toolchain) -> list[str]:
+    env = toolchain.environment
+    folders = [env.site / "torch/include", env.site / "torch/include/torch/csrc/api/include", env.include, *toolchain.toolkit.include]
+    return [f"-isystem{folder}" for folder in folders]
+
+
+def _abi(toolchain: Toolchain) -> str:
+    return f"-D_GLIBCXX_USE_CXX11_ABI={int(toolchain.environment.cxx11_abi)}"
+
+
+def kernel_units(tree: Tree, toolchain: Toolchain, kernels: Sequence[Kernel], architectures: Sequence[str], build: Path) -> list[Unit]:
+    """Kernel files, longest first, in the folder of their digest."""
+    key = _digest(tree.commit, toolchain.toolkit.version, toolchain.environment.torch, NVCC_FLAGS, _abi(toolchain), sorted(architectures))
+    folder = build / "kernels" / key
+    units = [
+        Unit(f"csrc/flash_attn/src/{k.source}", folder / f"{k.name}.o", "nvcc", seconds_expected(k, len(architectures)), _BYTES[k.kind])
+        for k in kernels
+    ]
+    return sorted(units, key=lambda unit: (-unit.seconds, unit.source))
+
+
+def binding_unit(tree: Tree, toolchain: Toolchain, kernels: Sequence[Kernel], build: Path) -> Unit:
+    """``flash_api.cpp``: it alone depends on Python, torch's ABI and the choice of kernels."""
+    key = _digest(
+        tree.commit, toolchain.environment.torch, toolchain.environment.tag, CXX_FLAGS, masks(kernels), _abi(toolchain), toolchain.toolkit.version
+    )
+    return Unit("csrc/flash_attn/flash_api.cpp", build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9)
+
+
+def _write_ninja(
+    path: Path, tree: Tree, toolchain: Toolchain, units: Sequence[Unit], kernels: Sequence[Kernel], architectures: Sequence[str]
+) -> None:
+    launcher = [str(toolchain.sccache)] if toolchain.sccache else []
+    includes = [f"-I{folder}" for folder in _INCLUDES]
+    nvcc = [
+        *launcher,
+        str(toolchain.toolkit.nvcc),
+        *NVCC_FLAGS,
+        *gencode(architectures),
+        f"-ccbin={toolchain.cxx}",
+        "-Xcompiler=-fPIC",
+        _abi(toolchain),
+    ]
+    cxx = [*launcher, str(toolchain.cxx), *CXX_FLAGS, *masks(kernels), _abi(toolchain)]
+    with path.open("w", encoding="utf-8") as file:
+        writer = ninja_syntax.Writer(cast("Any", file), width=10**6)  # annotated as str, used as a file
+        for rule, command in (("nvcc", nvcc), ("cxx", cxx)):
+            words = quoted([*command, *includes, *_system_includes(toolchain)])
+            # An object appears whole or not at all. A generator's object is not made again when its command line
+            # changes: all that matters is in the folder's name, and with or without the cache it is the same.
+            steps = f"cd {quoted([tree.root])} && {words} -c $source -o $out.part && mv $out.part $out"
+            writer.rule(rule, command=steps, description="$source", generator=True)
+        for unit in units:
+            # The tree's content is in the folder's name: no dependency file, which sccache would not cache with.
+            writer.build([str(unit.target)], unit.rule, variables={"source": unit.source})
+
+
+@contextmanager
+def _cache_server(toolchain: Toolchain, root: Path) -> Iterator[dict[str, str]]:
+    """A compile cache server of our own, so that one already running keeps its settings."""
+    if toolchain.sccache is None:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="fa2-sccache-") as folder:
+        env = {
+            "SCCACHE_SERVER_UDS": f"{folder}/socket",
+            # Paths below the clone are not part of the key, so another clone finds the same objects.
+            "SCCACHE_BASEDIRS": str(root),
+            "SCCACHE_IDLE_TIMEOUT": "0",
+        }
+        merged = {**os.environ, **env}
+        server = str(toolchain.sccache)
+        started = subprocess.run([server, "--start-server"], env=merged, capture_output=True, text=True, check=False)
+        if started.returncode != 0:
+            raise CompileError(f"could not start the compile cache:\n{last_lines(started.stderr)}\nBuild with --no-cache to go without.")
+        try:
+            yield env
+        finally:
+            subprocess.run([server, "--stop-server"], env=merged, capture_output=True, check=False)
+
+
+def _cache_counts(toolchain: Toolchain, env: dict[str, str]) -> tuple[int, int]:
+    if toolchain.sccache is None:
+        return 0, 0
+    command = [str(toolchain.sccache), "--show-stats", "--stats-format=json"]
+    shown = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    if shown.returncode != 0:
+        return 0, 0
+    stats = json.loads(shown.stdout)["stats"]
+    hits, misses = (sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses"))
+    return hits, misses
+
+
+@contextmanager
+def _ninja(command: list[str], env: dict[str, str], log: Path, units: Sequence[Unit]) -> Iterator[subprocess.Popen[str]]:
+    """A ninja run in a process group of its own: Ctrl-C reaches it through us alone, once.
+
+    However the block is left, ninja and its compilers have ended and nothing half-written is left.
+    """
+    with log.open("w", encoding="utf-8") as file:
+        file.write(f"$ {quoted(command)}\n")
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+                process.wait()
+            for unit in units:
+                unit.target.with_name(unit.target.name + ".part").unlink(missing_ok=True)
+
+
+def compile_units(
+    tree: Tree,
+    toolchain: Toolchain,
+    units: Sequence[Unit],
+    kernels: Sequence[Kernel],
+    architectures: Sequence[str],
+    *,
+    build: Path,
+    jobs: int | None,
+) -> Compiled:
+    """Compile what is not there yet.
+
+    Raises:
+        CompileError: with the failed command, the end of its output, and where the whole log is.
+        KeyboardInterrupt: after the compilers were stopped; what was finished stays for the next run.
+    """
+    objects = tuple(unit.target for unit in units)
+    for unit in units:
+        unit.target.parent.mkdir(parents=True, exist_ok=True)
+    logs = build / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    stamp = _digest([str(o) for o in objects])
+    ninja_file, log = logs / f"compile-{stamp}.ninja", logs / f"compile-{stamp}.log"
+    _write_ninja(ninja_file, tree, toolchain, units, kernels, architectures)
+    limit, reason = job_limit(jobs, max(unit.memory for unit in units))
+    by_source = {unit.source: unit for unit in units}
+    started = time.monotonic()
+    pending = [unit for unit in units if not unit.target.exists()]
+    if pending:
+        console.note(f"{len(pending)} of {len(units)} files to compile, {limit} at once ({reason}); log: {log}")
+    left = sum(unit.seconds for unit in units)
+    work_done = 0.0
+    finished = 0
+    command = [str(toolchain.ninja), "-f", str(ninja_file), f"-j{limit}", "-C", str(logs)]
+    left -= sum(unit.seconds for unit in units if unit not in pending)
+    tail: list[str] = []
+    with _cache_server(toolchain, build.parent) as cache, console.progress() as progress:
+        bar = progress.add_task("compiling", total=len(units), completed=len(units) - len(pending))
+        env = {**os.environ, **cache, "NINJA_STATUS": "[%f/%t] ", "TERM": "dumb"}
+        with _ninja(command, env, log, units) as ninja, log.open("a", encoding="utf-8") as record:
+            for line in ninja.stdout or ():
+                record.write(line)
+                tail.append(line.rstrip("\n"))
+                match = re.match(r"\[\d+/\d+\] (.+)$", line)
+                if not match or match[1] not in by_source:
+                    continue
+                unit = by_source[match[1]]
+                finished += 1
+                work_done += unit.seconds
+                left -= unit.seconds
+                rate = work_done / (time.monotonic() - started)
+                progress.update(bar, advance=1, seconds_left=left / rate)
+                if not console.out.is_terminal:
+                    console.note(
+                        f"{len(units) - len(pending) + finished}/{len(units)} {Path(unit.source).name}, about {console.duration(left / rate)} left"
+                    )
+            status = ninja.wait()
+        hits, misses = _cache_counts(toolchain, cache)
+    if status != 0:
+        raise CompileError(_failure(tail, log, status))
+    return Compiled(objects, finished, time.monotonic() - started, hits, misses)
+
+
+def _failure(lines: list[str], log: Path, status: int) -> str:
+    """The first failed command and the end of what it said."""
+    at = next((i for i, line in enumerate(lines) if line.startswith("FAILED:")), None)
+    if at is None:
+        return f"ninja exited with {status}.\n{last_lines(chr(10).join(lines))}\nThe full log is {log}."
+    command = lines[at + 1] if at + 1 < len(lines) else ""
+    output = []
+    for line in lines[at + 2 :]:
+        if re.match(r"\[\d+/\d+\] |ninja: |FAILED:", line):
+            break
+        output.append(line)
+    text = "\n".join(output)
+    hint = "An error in a patched header shows here first: look at the line above, in the patch that touches the file."
+    if re.search(r"Killed|Cannot allocate memory|out of memory|signal 9", text):
+        hint = "The compiler ran out of memory: try fewer at once (--jobs 1)."
+    elif "No space left" in text:
+        hint = "The disk is full: free some space and run the same command again; what was compiled is kept."
+    return f"{lines[at].removeprefix('FAILED: ').strip()} failed:\n  {command}\n{last_lines(text)}\nThe full log is {log}. {hint}"
+
+
+def flags_used(architectures: Sequence[str]) -> list[str]:
+    """The compiler flags that go into a wheel's provenance."""
+    return [*NVCC_FLAGS, *gencode(architectures)]

@@ -1,0 +1,293 @@
+"""Read and validate ``wheel_matrix.toml``; list the targets. What is wrong is named by file, line and key."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from scripts.errors import MatrixError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+DTYPES = ("fp16", "bf16")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+# What nvcc 13.0 can target and upstream's kernels run on.
+ARCHITECTURES = ("80", "86", "87", "89", "90", "100", "103", "110", "120", "121")
+
+
+class Pass(str, Enum):
+    """A kind of kernel file."""
+
+    FWD = "fwd"
+    SPLIT = "split"
+    BWD = "bwd"
+
+
+@dataclass(frozen=True, order=True)
+class Kernel:
+    """One kernel file of upstream: a pass, a head dim, a dtype, causal or not."""
+
+    kind: Pass
+    head_dim: int
+    dtype: str
+    causal: bool
+
+    @property
+    def name(self) -> str:
+        """The name that the extension reports, such as ``split_hdim64_fp16_causal``."""
+        return f"{self.kind.value}_hdim{self.head_dim}_{self.dtype}{'_causal' if self.causal else ''}"
+
+    @property
+    def source(self) -> str:
+        """The file under ``csrc/flash_attn/src``."""
+        kind = {Pass.FWD: "fwd", Pass.SPLIT: "fwd_split", Pass.BWD: "bwd"}[self.kind]
+        return f"flash_{kind}_hdim{self.head_dim}_{self.dtype}{'_causal' if self.causal else ''}_sm80.cu"
+
+    @property
+    def bit(self) -> int:
+        """Its place in the masks of ``fork_kernel_set.h``."""
+        return (HEAD_DIMS.index(self.head_dim) * 2 + DTYPES.index(self.dtype)) * 2 + self.causal
+
+
+ALL_KERNELS = tuple(Kernel(*parts) for parts in product(Pass, HEAD_DIMS, DTYPES, (False, True)))
+
+_WORDS: dict[str, tuple[str, Any]] = {
+    **{f"hdim{d}": ("head_dim", d) for d in HEAD_DIMS},
+    **{d: ("dtype", d) for d in DTYPES},
+    **{p.value: ("kind", p) for p in Pass},
+    "causal": ("causal", True),
+    "full": ("causal", False),
+}
+
+
+def parse_kernels(text: str) -> tuple[Kernel, ...]:
+    """Kernels that a choice such as ``hdim64,fp16,fwd`` or ``all`` names.
+
+    A kind of word (head dim, dtype, pass, causal or full) that is absent means all of its values.
+
+    >>> [k.name for k in parse_kernels("hdim64,fp16,fwd")]
+    ['fwd_hdim64_fp16', 'fwd_hdim64_fp16_causal']
+    >>> len(parse_kernels("all"))
+    72
+
+    Raises:
+        ValueError: a word that is none of these.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if words == ["all"]:
+        return ALL_KERNELS
+    chosen: dict[str, set[Any]] = {}
+    for word in words:
+        if word not in _WORDS:
+            raise ValueError(f"{word!r} names no kernels; choose 'all', or some of {', '.join(_WORDS)}")
+        kind, value = _WORDS[word]
+        chosen.setdefault(kind, set()).add(value)
+    return tuple(k for k in ALL_KERNELS if all(getattr(k, kind) in values for kind, values in chosen.items()))
+
+
+def _pattern(regex: str, what: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(regex, value):
+            raise ValueError(f"{value!r} is not {what}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _check_version(value: str) -> str:
+    try:
+        Version(value)
+    except InvalidVersion as e:
+        raise ValueError(f"{value!r} is not a PEP 440 version") from e
+    return value
+
+
+def _check_kernels(value: str) -> str:
+    parse_kernels(value)
+    return value
+
+
+Commit = Annotated[str, _pattern("[0-9a-f]{40}", "a full commit id (40 hex digits)")]
+Sha256 = Annotated[str, _pattern("[0-9a-f]{64}", "a sha256 (64 hex digits)")]
+Release = Annotated[str, _pattern(r"\d+\.\d+", 'a CUDA release such as "13.0"')]
+PackageVersion = Annotated[str, AfterValidator(_check_version)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+
+
+class Upstream(_Table):
+    """The pin: one release of flash-attention, as a git commit and as an sdist."""
+
+    version: PackageVersion
+    repository: str
+    tag: str
+    commit: Commit
+    cutlass: Commit
+    distribution: str
+    sdist_sha256: Sha256
+
+
+class Fork(_Table):
+    """Our release of the series."""
+
+    revision: Annotated[int, Field(ge=1)]
+
+
+class _TargetTable(_Table):
+    default: bool = False
+    cuda: Release
+    torch: PackageVersion
+    python: Annotated[list[Literal["3.10", "3.11", "3.12", "3.13"]], Field(min_length=1)]
+    arch: Annotated[
+        list[Literal["80", "86", "87", "89", "90", "100", "103", "110", "120", "121"]],
+        Field(min_length=1),
+    ]
+    kernels: Annotated[str, AfterValidator(_check_kernels)]
+    toolkit: PackageVersion
+
+
+class _File(_Table):
+    upstream: Upstream
+    fork: Fork
+    torch_cuda: dict[PackageVersion, Release]
+    targets: Annotated[dict[str, _TargetTable], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One row of the matrix: what a wheel is built for, but for the Python that builds it."""
+
+    name: str
+    default: bool
+    cuda: str
+    torch: str
+    pythons: tuple[str, ...]
+    architectures: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    toolkit: str
+
+    @property
+    def label(self) -> str:
+        """The local version's part that names CUDA and torch, such as ``cu130.torch2.11``."""
+        return f"cu{self.cuda.replace('.', '')}.torch{'.'.join(self.torch.split('.')[:2])}"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The file's content, checked."""
+
+    path: Path
+    upstream: Upstream
+    fork: Fork
+    targets: tuple[Target, ...]
+
+    def default(self) -> Target:
+        """The target that ``nox -s build`` builds."""
+        return next(target for target in self.targets if target.default)
+
+    def named(self, name: str) -> Target:
+        """The target of this name; a UsageError lists those there are."""
+        for target in self.targets:
+            if target.name == name:
+                return target
+        raise UsageError(f"{self.path.name} has no target {name!r}; it has {', '.join(t.name for t in self.targets)}.")
+
+    def version(self, target: Target) -> str:
+        """The wheel's version, such as ``2.8.3.post1+det.1.cu130.torch2.11``."""
+        return f"{self.upstream.version}+det.{self.fork.revision}.{target.label}"
+
+
+def _line_of(text: str, location: Sequence[str | int]) -> int:
+    r"""The line of a key, or of the last table or key on the way to it that the text has.
+
+    >>> _line_of('[a]\nx = 1\n[a.b]\ny = 2', ("a", "b", "y"))
+    4
+    >>> _line_of('[a]\nx = 1', ("a", "z"))
+    1
+    """
+    names = [str(part) for part in location if not isinstance(part, int)]
+    lines = text.splitlines()
+    best = 1
+    for depth in range(len(names), 0, -1):
+        wanted = names[:depth]
+        table: list[str] = []
+        for number, line in enumerate(lines, 1):
+            if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+                table = [part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.\s]+', header[1])]
+                if table == wanted:
+                    return number
+            elif (key := re.match(r"""\s*("[^"]*"|'[^']*'|[\w-]+)\s*=""", line)) and [*table, key[1].strip("\"'")] == wanted:
+                return number
+    return best
+
+
+def _mistake(path: Path, text: str, location: Sequence[str | int], message: str) -> MatrixError:
+    key = ".".join(str(part) for part in location) or "the file"
+    return MatrixError(f"{path}:{_line_of(text, location)}: {key}: {message}")
+
+
+def _explain(details: Any, allowed: Iterable[str]) -> str:
+    kind, message = details["type"], details["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        return f"unknown key; allowed are {', '.join(allowed)}"
+    if kind == "missing":
+        return "this key is missing"
+    return f"{message} (it is {details['input']!r})" if repr(details["input"]) not in message else message
+
+
+def _keys_allowed(location: Sequence[str | int]) -> list[str]:
+    names = [str(part) for part in location[:-1]]
+    tables: dict[str, type[_Table]] = {"": _File, "upstream": Upstream, "fork": Fork, "targets": _TargetTable}
+    model = tables.get(names[0] if names else "", _File)
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def load(path: Path) -> Matrix:
+    """Read the matrix; a MatrixError names file, line and key of every mistake."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise MatrixError(f"{path}: {e.strerror}.") from e
+    try:
+        parsed = _File.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as e:
+        raise MatrixError(f"{path}: not TOML: {e}.") from e
+    except ValidationError as e:
+        mistakes = [_mistake(path, text, d["loc"], _explain(d, _keys_allowed(d["loc"]))) for d in e.errors()]
+        raise MatrixError("\n".join(str(m) for m in mistakes)) from None
+    for name, table in parsed.targets.items():
+        known = parsed.torch_cuda.get(table.torch)
+        if known is None:
+            listed = ", ".join(parsed.torch_cuda)
+            raise _mistake(path, text, ("targets", name, "torch"), f"torch {table.torch} is not in [torch-cuda], which has {listed}")
+        if known != table.cuda:
+            fits = ", ".join(t for t, c in parsed.torch_cuda.items() if c == table.cuda) or "none in [torch-cuda]"
+            message = f"torch {table.torch} is built for CUDA {known}, not {table.cuda}; for CUDA {table.cuda} there is {fits}"
+            raise _mistake(path, text, ("targets", name, "torch"), message)
+        if not table.toolkit.startswith(table.cuda + "."):
+            raise _mistake(path, text, ("targets", name, "toolkit"), f"{table.toolkit} is no release of CUDA {table.cuda}")
+    defaults = [name for name, table in parsed.targets.items() if table.default]
+    if len(defaults) != 1:
+        raise _mistake(path, text, ("targets",), f"one target must have default = true; {', '.join(defaults) or 'none'} has")
+    targets = tuple(
+        Target(name, t.default, t.cuda, t.torch, tuple(t.python), tuple(t.arch), parse_kernels(t.kernels), t.toolkit)
+        for name, t in parsed.targets.items()
+    )
+    return Matrix(path, parsed.upstream, parsed.fork, targets)

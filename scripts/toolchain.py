@@ -1,0 +1,219 @@
+"""Find or install what compiles a target: a CUDA toolkit, torch, a host compiler, a compile cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts import console
+from scripts.errors import ToolchainError, UsageError
+from scripts.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from scripts.matrix import Target
+
+# What the package index's toolkit must bring for a compile and a link: the compiler, its device code
+# optimiser, cuda_runtime.h and its parts, libcu++, and the headers that torch's own headers include.
+TOOLKIT_PARTS = "nvcc,nvvm,crt,cccl,cudart,cublas,cusparse,cusolver"
+_READY = "ready.json"
+_READY_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment with a target's torch, to compile against."""
+
+    python: Path
+    site: Path
+    tag: str  # cp312
+    include: Path  # Python.h
+    torch: str
+    torch_cuda: str
+    cxx11_abi: bool
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA compiler and its headers."""
+
+    nvcc: Path
+    release: str  # 13.0
+    version: str  # V13.0.88
+    include: tuple[Path, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """All that a build of one target for one Python runs."""
+
+    environment: Environment
+    toolkit: Toolkit
+    cxx: Path
+    ninja: Path
+    sccache: Path | None
+
+
+def find_python(version: str | None) -> Path:
+    """The interpreter of this version (``3.12``): the one running, one on PATH, or one of pyenv's."""
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if version is None or version == running:
+        return Path(sys.base_prefix) / "bin" / f"python{running}"
+    roots = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}.*/bin"))
+    for candidate in [shutil.which(f"python{version}"), *(str(root / f"python{version}") for root in roots)]:
+        if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return Path(candidate)
+    raise ToolchainError(f"no python{version} on PATH or among pyenv's versions. Install it, or build for {running}.")
+
+
+def check_python(target: Target, version: str | None) -> str:
+    """The Python to build for, which the target must list."""
+    wanted = version or f"{sys.version_info.major}.{sys.version_info.minor}"
+    if wanted not in target.pythons:
+        raise UsageError(f"target {target.name} has no Python {wanted}; it has {', '.join(target.pythons)} (choose with --python).")
+    return wanted
+
+
+_PROBE = """
+import json, sysconfig, torch
+print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+    "site": sysconfig.get_path("purelib"), "include": sysconfig.get_path("include"),
+    "tag": "cp" + sysconfig.get_config_var("py_version_nodot")}))
+"""
+
+
+def environment(target: Target, python: Path, version: str, folder: Path, logs: Path) -> Environment:
+    """The target's environment under ``folder``; made when it is not there, or was not finished."""
+    root = folder / f"{target.name}-py{version}"
+    binary, marker = root / "bin/python", root / _READY
+    if marker.is_file():
+        facts = json.loads(marker.read_text(encoding="utf-8"))
+        if facts.get("format") == _READY_FORMAT and facts["wanted"] == target.torch:
+            return _environment(binary, facts)
+    console.step(f"Installing torch {target.torch} for Python {version} (some GB the first time)")
+    shutil.rmtree(root, ignore_errors=True)
+    common = {"error": ToolchainError, "hint": "Check the network and pip's configuration (pip config list)."}
+    run([python, "-m", "venv", root], what="could not make a virtual environment", **common)  # type: ignore[arg-type]
+    packages = [f"torch=={target.torch}", "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
+    install = [binary, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", *packages]
+    run(install, what=f"could not install torch {target.torch}", log=logs / f"environment-{root.name}.log", **common)  # type: ignore[arg-type]
+    facts = json.loads(run([binary, "-c", _PROBE], what="torch was installed but cannot be imported", **common))  # type: ignore[arg-type]
+    if facts["torch"].split("+")[0] != target.torch or facts["cuda"] != target.cuda:
+        built = f"CUDA {facts['cuda']}" if facts["cuda"] else "the CPU alone"
+        raise ToolchainError(
+            f"pip installed torch {facts['torch']}, built for {built}; target {target.name} needs torch {target.torch} for CUDA {target.cuda}. "
+            "A local index or find-links in pip's configuration may offer another build (pip config list)."
+        )
+    facts |= {"format": _READY_FORMAT, "wanted": target.torch}
+    marker.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    return _environment(binary, facts)
+
+
+def _environment(binary: Path, facts: dict[str, str]) -> Environment:
+    return Environment(binary, Path(facts["site"]), facts["tag"], Path(facts["include"]), facts["torch"], facts["cuda"], bool(facts["abi"]))
+
+
+def _nvcc_version(nvcc: Path) -> tuple[str, str] | None:
+    """Release and full version that ``nvcc --version`` prints."""
+    try:
+        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return None
+    found = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
+    return (found[1], found[2]) if found else None
+
+
+def _candidates() -> Iterator[tuple[Path, str]]:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if value := os.environ.get(name):
+            yield Path(value), name
+    if found := shutil.which("nvcc"):
+        # The folder that nvcc itself works from: what is on PATH may be a script that calls it.
+        dry = subprocess.run([found, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, check=False).stderr
+        top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
+        yield (Path(top[1].strip()) if top else Path(found).resolve().parent.parent), "nvcc on PATH"
+    yield from ((path, str(path)) for path in sorted(Path("/usr/local").glob("cuda*")))
+
+
+def installed_toolkit(release: str) -> tuple[Toolkit | None, list[str]]:
+    """A complete toolkit of this release on the machine, and why others were passed over."""
+    passed: list[str] = []
+    seen: set[Path] = set()
+    for candidate, origin in _candidates():
+        root = candidate.resolve()
+        if root in seen or not (root / "bin/nvcc").exists():
+            continue
+        seen.add(root)
+        version = _nvcc_version(root / "bin/nvcc")
+        if version is None or version[0] != release:
+            passed.append(f"{root} ({origin}) is CUDA {version[0] if version else 'of an unknown release'}")
+            continue
+        include = root / "include"
+        if not (include / "cuda_runtime.h").is_file() or not any((include / p).is_dir() for p in ("cccl/cuda/std", "cuda/std")):
+            passed.append(f"{root} ({origin}) lacks cuda_runtime.h or libcu++")
+            continue
+        return Toolkit(root / "bin/nvcc", *version, (include,), f"{root}, from {origin}"), passed
+    return None, passed
+
+
+def toolkit(target: Target, env: Environment, logs: Path) -> Toolkit:
+    """The machine's toolkit when it fits the target, else the package index's, in the environment."""
+    # Headers of cuBLAS and the like, which torch's headers include, come with torch's own dependencies.
+    bundled = env.site / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
+    found, passed = installed_toolkit(target.cuda)
+    if found:
+        return Toolkit(found.nvcc, found.release, found.version, (*found.include, bundled / "include"), found.why)
+    nvcc = bundled / "bin/nvcc"
+    reason = "; ".join(passed) or "the machine has none"
+    if not nvcc.is_file():
+        console.step(f"Installing cuda-toolkit {target.toolkit} from the package index ({reason})")
+        install: list[str | Path] = [
+            env.python,
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--progress-bar=off",
+            f"cuda-toolkit[{TOOLKIT_PARTS}]=={target.toolkit}",
+        ]
+        hint = "Install CUDA " + target.cuda + " and set CUDA_HOME, or check the network and pip's configuration."
+        run(install, error=ToolchainError, what=f"could not install CUDA {target.cuda}", hint=hint, log=logs / "cuda-toolkit.log")
+    version = _nvcc_version(nvcc)
+    if version is None or version[0] != target.cuda:
+        raise ToolchainError(f"the package index's cuda-toolkit {target.toolkit} has no nvcc {target.cuda} at {nvcc}.")
+    return Toolkit(nvcc, *version, (bundled / "include",), f"cuda-toolkit {target.toolkit} from the package index ({reason})")
+
+
+def host_compiler() -> Path:
+    """The C++ compiler: CXX, or g++."""
+    name = os.environ.get("CXX", "g++")
+    found = shutil.which(name)
+    if found is None:
+        raise ToolchainError(f"no C++ compiler: {name} is not on PATH. Install g++ (Debian, Ubuntu: apt install g++), or set CXX.")
+    return Path(found)
+
+
+def _tool(name: str) -> Path:
+    """A program that came with this package's dependencies."""
+    beside = Path(sys.executable).with_name(name)
+    found = beside if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ToolchainError(f"{name} is not installed beside {sys.executable}; run this through nox, which installs it.")
+    return Path(found)
+
+
+def assemble(target: Target, python_version: str, build: Path, *, cache: bool) -> Toolchain:
+    """Everything that a build of this target for this Python needs."""
+    cxx = host_compiler()
+    logs = build / "logs"
+    env = environment(target, find_python(python_version), python_version, build / "env", logs)
+    return Toolchain(env, toolkit(target, env, logs), cxx, _tool("ninja"), _tool("sccache") if cache else None)

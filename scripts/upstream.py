@@ -1,0 +1,273 @@
+"""Bring the pinned source of upstream, from the submodule or from the package index, and check it.
+
+Both give the same files: what a build needs of the release, chosen by one rule (``_wanted``).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, cast
+
+import httpx2
+from unearth import PackageFinder
+from unearth.errors import UnpackError
+from unearth.fetchers import PyPIClient
+
+from scripts import console
+from scripts.errors import UpstreamError
+from scripts.git import Repository
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from unearth.fetchers import Fetcher
+
+    from scripts.matrix import Upstream
+
+CUTLASS = "csrc/cutlass"
+
+
+class Source(str, Enum):
+    """Where the source comes from."""
+
+    GIT = "git"
+    SDIST = "sdist"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """Upstream's files, checked against the pin."""
+
+    source: Source
+    why: str
+    extract: Callable[[Path], None]
+
+
+def _wanted(path: PurePosixPath, packages: frozenset[PurePosixPath]) -> bool:
+    """Whether a build needs this file. ``packages``: the folders that are Python packages."""
+    if path.parts[:2] == ("csrc", "flash_attn") or path.parts[:3] == ("csrc", "cutlass", "include"):
+        return True
+    if path.parts[0] == "flash_attn":
+        return path.suffix == ".py" and path.parent in packages
+    return str(path) in ("setup.py", "README.md", "LICENSE", "AUTHORS", "MANIFEST.in")
+
+
+def _select(paths: Iterable[str]) -> list[str]:
+    pure = [PurePosixPath(p) for p in paths]
+    packages = frozenset(p.parent for p in pure if p.name == "__init__.py")
+    return sorted(str(p) for p in pure if _wanted(p, packages))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# --- the submodule ---
+
+
+def submodule_state(pin: Upstream, folder: Path) -> str | None:
+    """Why the submodule cannot be used, or None when it can."""
+    command = "git submodule update --init upstream && git -C upstream submodule update --init csrc/cutlass"
+    repository = Repository(folder, UpstreamError)
+    if not folder.is_dir() or not repository.is_top_level():
+        return f"the submodule {folder.name} is not initialised (to use git: {command})"
+    head = repository.run("rev-parse", "HEAD", writes=False).strip()
+    if head != pin.commit:
+        return f"the submodule {folder.name} is at {head}, the pin is {pin.commit} ({pin.tag}) (git submodule update upstream)"
+    cutlass = Repository(folder / CUTLASS, UpstreamError)
+    if not cutlass.root.is_dir() or not cutlass.is_top_level():
+        return f"{folder.name}/{CUTLASS} is not initialised (git -C upstream submodule update --init {CUTLASS})"
+    head = cutlass.run("rev-parse", "HEAD", writes=False).strip()
+    if head != pin.cutlass:
+        return f"{folder.name}/{CUTLASS} is at {head}, the pin is {pin.cutlass} (git -C upstream submodule update {CUTLASS})"
+    return None
+
+
+def _extract_git(folder: Path, target: Path) -> None:
+    """Copy the committed files: local changes in the submodule do not reach a build."""
+    repository, cutlass = Repository(folder, UpstreamError), Repository(folder / CUTLASS, UpstreamError)
+    paths = repository.run("ls-tree", "-r", "--name-only", "HEAD", writes=False).splitlines()
+    paths += [f"{CUTLASS}/{p}" for p in cutlass.run("ls-tree", "-r", "--name-only", "HEAD", "include", writes=False).splitlines()]
+    wanted = _select(paths)
+    own = [p for p in wanted if not p.startswith(CUTLASS + "/")]
+    for repo, prefix, names in ((repository, "", own), (cutlass, CUTLASS + "/", ["include"])):
+        with tempfile.TemporaryDirectory(dir=target.parent) as aside:
+            archive = Path(aside) / "tree.tar"
+            repo.run("archive", "--format=tar", f"--prefix={prefix}", f"--output={archive}", "HEAD", "--", *names, writes=False)
+            with tarfile.open(archive) as tar:
+                tar.extractall(target, filter="data")
+
+
+# --- the package index ---
+
+
+@dataclass(frozen=True)
+class PipConfig:
+    """What pip is configured with, as far as finding a package goes."""
+
+    no_index: bool
+    index_url: str | None  # None: the library's default, as pip's
+    extra_index_urls: tuple[str, ...]
+    find_links: tuple[str, ...]
+    trusted_hosts: tuple[str, ...]
+    cert: str | None
+    timeout: float
+
+    @classmethod
+    def read(cls, listing: str | None = None) -> PipConfig:
+        """Parse ``pip config list``: files, then environment, the later over the earlier."""
+        if listing is None:
+            command = [sys.executable, "-m", "pip", "config", "list"]
+            listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        values: dict[str, str] = {}
+        lines = [re.fullmatch(r"(?P<section>[^.=]+)\.(?P<key>[^=]+)=(?P<value>.*)", line) for line in listing.splitlines()]
+        for wanted in ("global", "download", ":env:"):
+            for match in lines:
+                if match and match["section"] == wanted:
+                    values[match["key"].removeprefix("default-")] = str(ast.literal_eval(match["value"]))
+        return cls(
+            values.get("no-index", "").lower() in ("1", "true", "yes", "on"),
+            values.get("index-url"),
+            tuple(values.get("extra-index-url", "").split()),
+            tuple(values.get("find-links", "").split()),
+            tuple(values.get("trusted-host", "").split()),
+            values.get("cert"),
+            float(values.get("timeout", 60)),
+        )
+
+    def finder(self, session: Fetcher, distribution: str) -> PackageFinder:
+        """A finder of sdists that looks where pip would."""
+        if self.no_index:
+            if not self.find_links:
+                raise UpstreamError("pip is configured with no-index and without find-links: there is nowhere to look for an sdist.")
+            return PackageFinder(session, find_links=self.find_links, no_binary=[distribution])
+        # Without a source of its own the finder takes the public index; the others are added after that.
+        finder = PackageFinder(session, index_urls=[self.index_url] if self.index_url else [], no_binary=[distribution])
+        for url in self.extra_index_urls:
+            finder.add_index_url(url)
+        for url in self.find_links:
+            finder.add_find_links(url)
+        return finder
+
+
+def _download(pin: Upstream, destination: Path, config: PipConfig) -> None:
+    """Fetch the sdist beside its destination, check it, then rename it into place."""
+    what = f"{pin.distribution} {pin.version}"
+    verify = config.cert or True
+    with PyPIClient(trusted_hosts=config.trusted_hosts, timeout=config.timeout, verify=verify) as session:
+        # The client is a Fetcher in all but the types of arguments that we do not pass.
+        finder = config.finder(cast("Fetcher", session), pin.distribution)
+        try:
+            found = finder.find_best_match(f"{pin.distribution}=={pin.version}", allow_prereleases=True, allow_yanked=True)
+            if found.best is None:
+                raise UpstreamError(
+                    f"the package index has no sdist of {what}. Looked at pip's configured indexes and find-links (pip config list); "
+                    "check the network, or initialise the submodule and use --source git."
+                )
+            descriptor, name = tempfile.mkstemp(dir=destination.parent, prefix=destination.name, suffix=".part")
+            aside = Path(name)
+            try:
+                with os.fdopen(descriptor, "wb") as file, session.get_stream(found.best.link.normalized) as response:
+                    response.raise_for_status()
+                    for block in response.iter_bytes():
+                        file.write(block)
+                if (digest := _sha256(aside)) != pin.sdist_sha256:
+                    raise UpstreamError(
+                        f"the sdist of {what} has sha256 {digest}, the pin says {pin.sdist_sha256} (sdist-sha256 in wheel_matrix.toml). "
+                        "It was not kept. A download that was cut off, a mirror that changes files, or a wrong pin."
+                    )
+                aside.replace(destination)
+            finally:
+                aside.unlink(missing_ok=True)
+        except (httpx2.HTTPError, OSError, UnpackError) as e:
+            raise UpstreamError(f"could not fetch the sdist of {what}: {e or type(e).__name__}. Check the network, or use --source git.") from e
+
+
+def sdist(pin: Upstream, cache: Path, config: PipConfig | None = None) -> Path:
+    """The pinned sdist in the cache; fetched when it is not there or not what the pin says."""
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / f"{pin.distribution}-{pin.version}-{pin.sdist_sha256[:16]}.tar.gz"
+    if path.exists() and _sha256(path) != pin.sdist_sha256:
+        console.warn(f"{path} is damaged; fetching it again.")
+        path.unlink()
+    if not path.exists():
+        console.note(f"fetching the sdist of {pin.distribution} {pin.version} from the package index")
+        _download(pin, path, config or PipConfig.read())
+    return path
+
+
+def _extract_sdist(archive: Path, target: Path) -> None:
+    with tarfile.open(archive) as tar:
+        members = {m.name.partition("/")[2]: m for m in tar.getmembers() if m.isfile()}
+        for name in _select(members):
+            member = members[name]
+            member.name = name
+            member.mode = 0o644
+            tar.extract(member, target, filter="data")
+
+
+# --- either ---
+
+
+def find(pin: Upstream, folder: Path, cache: Path, source: Source = Source.AUTO) -> Checkout:
+    """Choose the source and check it against the pin.
+
+    Args:
+        pin: the release.
+        folder: the submodule's folder.
+        cache: where sdists are kept.
+        source: ``AUTO`` takes the submodule where it is usable and says why where it is not.
+
+    Raises:
+        UpstreamError: the source asked for cannot be had, or is not what the pin says.
+    """
+    if source is not Source.SDIST:
+        unusable = submodule_state(pin, folder)
+        if unusable is None:
+            return Checkout(Source.GIT, f"the submodule is at {pin.tag}", lambda target: _extract_git(folder, target))
+        if source is Source.GIT:
+            raise UpstreamError(f"--source git: {unusable}.")
+        why = unusable
+    else:
+        why = "--source sdist"
+    archive = sdist(pin, cache)
+    return Checkout(Source.SDIST, why, lambda target: _extract_sdist(archive, target))
+
+
+def materialise(checkout: Checkout, target: Path, keep: Mapping[str, bytes] | None = None) -> None:
+    """Write upstream's files into an empty folder, whole or not at all.
+
+    Args:
+        checkout: what :func:`find` gave.
+        target: replaced if it exists.
+        keep: more files to write, by relative path.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=target.name + "."))
+    try:
+        checkout.extract(aside)
+        if not (aside / CUTLASS / "include/cutlass/cutlass.h").is_file():
+            raise UpstreamError("upstream's source has no cutlass headers in csrc/cutlass/include.")
+        for name, content in (keep or {}).items():
+            (aside / name).write_bytes(content)
+        shutil.rmtree(target, ignore_errors=True)
+        aside.chmod(0o755)
+        aside.replace(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,206 @@
+"""Link the extension and pack it with upstream's Python files, metadata and provenance into one wheel.
+
+The wheel is a function of its inputs: entries in order, one date for all of them, no paths of the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wheel.wheelfile import WheelFile
+
+from scripts.errors import WheelError
+from scripts.kernels import flags_used
+from scripts.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from scripts.matrix import Kernel, Matrix, Target
+    from scripts.series import Series, Tree
+    from scripts.toolchain import Toolchain
+
+EXTENSION = "flash_attn_2_cuda"
+PROVENANCE = "flash_attn/_fork.json"
+PROVENANCE_FORMAT = 1
+_DATE = (2025, 1, 1, 0, 0, 0)  # of every entry, as in the series' commits
+_TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished wheel."""
+
+    path: Path
+    size: int
+    sha256: str
+
+
+@contextmanager
+def _source_date() -> Iterator[None]:
+    """The date of RECORD, which the wheel library writes itself, from the variable that it honours."""
+    before = os.environ.get("SOURCE_DATE_EPOCH")
+    os.environ["SOURCE_DATE_EPOCH"] = str(int(datetime(*_DATE, tzinfo=timezone.utc).timestamp()))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SOURCE_DATE_EPOCH"]
+        else:
+            os.environ["SOURCE_DATE_EPOCH"] = before
+
+
+def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path) -> None:
+    """Link kernels and binding into the extension, stripped."""
+    env = toolchain.environment
+    major = toolchain.toolkit.release.partition(".")[0]
+    bundled = env.site / "nvidia" / f"cu{major}" / "lib"
+    folders = [env.site / "torch/lib", *([bundled] if bundled.is_dir() else []), toolchain.toolkit.nvcc.parent.parent / "lib64"]
+    # The CUDA runtime by the name that torch loads it under, so that there is one in the process.
+    libraries = [f"-l{name}" for name in _TORCH_LIBRARIES] + [f"-l:libcudart.so.{major}"]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(target.name + ".part")
+    command: list[str | Path] = [toolchain.cxx, "-shared", "-s", "-o", aside, *objects, *(f"-L{folder}" for folder in folders), *libraries]
+    run(command, error=WheelError, what="could not link the extension", log=log)
+    aside.replace(target)
+
+
+def _metadata(tree: Tree, toolchain: Toolchain, log: Path) -> Message:
+    """Upstream's metadata, as its own setup.py gives it."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        shutil.copytree(tree.root, source, ignore=shutil.ignore_patterns(".git", "cutlass"))
+        # setup.py looks for cutlass before it knows that nothing is to be compiled.
+        header = source / "csrc/cutlass/include/cutlass/cutlass.h"
+        header.parent.mkdir(parents=True)
+        header.touch()
+        env = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "FLASH_ATTENTION_FORCE_BUILD": "TRUE", "CUDA_HOME": ""}
+        command: list[str | Path] = [toolchain.environment.python, "setup.py", "--quiet", "egg_info", "--egg-base", folder]
+        run(command, error=WheelError, what="upstream's setup.py gave no metadata", cwd=source, env=env, log=log)
+        return Parser().parsestr((Path(folder) / "flash_attn.egg-info/PKG-INFO").read_text(encoding="utf-8"))
+
+
+def _fork_metadata(upstream: Message, matrix: Matrix, target: Target, python: str) -> str:
+    """Upstream's metadata with our version, the Python and the torch that the extension is built for, and NOTICE."""
+    requires = [f"torch=={'.'.join(target.torch.split('.')[:2])}.*" if r == "torch" else r for r in upstream.get_all("Requires-Dist", [])]
+    if f"torch=={'.'.join(target.torch.split('.')[:2])}.*" not in requires:
+        raise WheelError(f"upstream's metadata does not require torch as expected: {requires}.")
+    message = Message()
+    for name, value in upstream.items():
+        if name in ("Version", "Requires-Dist", "License-File", "Requires-Python", "Dynamic", "Metadata-Version"):
+            continue
+        message[name] = value
+    message["Metadata-Version"] = "2.4"
+    message["Version"] = matrix.version(target)
+    message["Requires-Python"] = f"=={python}.*"
+    for requirement in requires:
+        message["Requires-Dist"] = requirement
+    for name in ("LICENSE", "AUTHORS", "NOTICE"):
+        message["License-File"] = name
+    message.set_payload(upstream.get_payload())
+    # Metadata-Version comes first; email keeps the order in which headers were set.
+    ordered = Message()
+    for name in ("Metadata-Version", "Name", "Version"):
+        ordered[name] = message[name]
+    for name, value in message.items():
+        if name not in ("Metadata-Version", "Name", "Version"):
+            ordered[name] = value
+    ordered.set_payload(message.get_payload())
+    return ordered.as_string(maxheaderlen=0)
+
+
+def provenance(
+    matrix: Matrix,
+    target: Target,
+    series: Series,
+    tree: Tree,
+    toolchain: Toolchain,
+    kernels: Sequence[Kernel],
+    architectures: Sequence[str],
+) -> dict[str, Any]:
+    """What ``flash_attn/_fork.json`` holds and ``fork_info()`` returns."""
+    pin = matrix.upstream
+    return {
+        "format": PROVENANCE_FORMAT,
+        "upstream": {
+            "version": pin.version,
+            "commit": pin.commit,
+            "cutlass": pin.cutlass,
+            "sdist_sha256": pin.sdist_sha256,
+        },
+        "fork_revision": matrix.fork.revision,
+        "series": {
+            "digest": tree.digest,
+            "base": tree.base,
+            "commit": tree.commit,
+            "patches": [{"name": p.name, "subject": p.subject, "sha256": hashlib.sha256(p.content).hexdigest()} for p in series.patches],
+        },
+        "target": target.name,
+        "kernel_set": [k.name for k in kernels],
+        "architectures": list(architectures),
+        "cuda": target.cuda,
+        "torch": target.torch,
+        "nvcc": {"version": toolchain.toolkit.version, "flags": flags_used(architectures)},
+    }
+
+
+def pack(
+    matrix: Matrix,
+    target: Target,
+    tree: Tree,
+    toolchain: Toolchain,
+    extension: Path,
+    facts: dict[str, Any],
+    *,
+    notice: Path,
+    dist: Path,
+    log: Path,
+) -> Built:
+    """Write the wheel into ``dist``, aside and then renamed."""
+    tag = toolchain.environment.tag
+    version = matrix.version(target)
+    info = f"flash_attn-{version}.dist-info"
+    name = f"flash_attn-{version}-{tag}-{tag}-linux_x86_64.whl"
+    metadata = _fork_metadata(_metadata(tree, toolchain, log), matrix, target, f"{tag[2]}.{tag[3:]}")
+    wheel = f"Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\nTag: {tag}-{tag}-linux_x86_64\n"
+    entries: dict[str, bytes] = {p.relative_to(tree.root).as_posix(): p.read_bytes() for p in (tree.root / "flash_attn").rglob("*.py")}
+    entries |= {
+        PROVENANCE: (json.dumps(facts, indent=1) + "\n").encode(),
+        f"{EXTENSION}.cpython-{tag[2:]}-x86_64-linux-gnu.so": extension.read_bytes(),
+        f"{info}/METADATA": metadata.encode(),
+        f"{info}/WHEEL": wheel.encode(),
+        f"{info}/top_level.txt": f"flash_attn\n{EXTENSION}\n".encode(),
+        f"{info}/licenses/LICENSE": (tree.root / "LICENSE").read_bytes(),
+        f"{info}/licenses/AUTHORS": (tree.root / "AUTHORS").read_bytes(),
+        f"{info}/licenses/NOTICE": notice.read_bytes(),
+    }
+    dist.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=dist, prefix=".") as folder, _source_date():
+        aside = Path(folder) / name
+        with WheelFile(aside, "w", zipfile.ZIP_DEFLATED) as archive:
+            # Metadata last, as the binary distribution format recommends.
+            for entry in sorted(entries, key=lambda e: (".dist-info/" in e, e)):
+                header = zipfile.ZipInfo(entry, _DATE)
+                header.external_attr = (0o100755 if entry.endswith(".so") else 0o100644) << 16
+                header.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(header, entries[entry])
+        aside.replace(dist / name)
+    return built(dist / name)
+
+
+def built(path: Path) -> Built:
+    """Size and hash of a wheel on disk."""
+    content = path.read_bytes()
+    return Built(path, len(content), hashlib.sha256(content).hexdigest())

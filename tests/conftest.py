@@ -1,0 +1,84 @@
+"""Fixtures for unit and integration tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts.errors import SeriesError
+from scripts.git import Repository
+from scripts.upstream import Checkout, Source
+
+HEADER = "csrc/cutlass/include/cutlass/cutlass.h"
+BASE = {HEADER: "// cutlass\n", "setup.py": "".join(f"line {i}\n" for i in range(1, 41)), "flash_attn/__init__.py": '__version__ = "2.8.3.post1"\n'}
+
+
+def write_files(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def checkout_of(files: dict[str, str]) -> Checkout:
+    """An upstream of these files."""
+    return Checkout(Source.SDIST, "a fixture", lambda target: write_files(target, files))
+
+
+def message(subject: str, feature: str = "build") -> str:
+    return f"{subject}\n\nBecause a test needs it.\n\nUpstream-Status: Pending\nFeature: {feature}\n"
+
+
+@pytest.fixture
+def make_series(tmp_path: Path) -> Callable[..., Path]:
+    """Make ``patches/`` from edits over the base: each is a subject and the files it sets."""
+    from scripts import series
+
+    def make(*edits: tuple[str, dict[str, str]], base: dict[str, str] | None = None) -> Path:
+        work = tmp_path / "author"
+        write_files(work, base or BASE)
+        repository = Repository.create(work, SeriesError)
+        repository.run("add", "--all")
+        repository.run("commit", "--quiet", "-m", "base")
+        for subject, files in edits:
+            write_files(work, files)
+            repository.run("add", "--all")
+            repository.run("commit", "--quiet", "-m", message(subject))
+        series.export(work, tmp_path / "patches")
+        return tmp_path / "patches"
+
+    return make
+
+
+@pytest.fixture
+def hostile_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's configuration that would change nearly every step of applying and exporting."""
+    home = tmp_path / "hostile"
+    hooks = home / "hooks"
+    hooks.mkdir(parents=True)
+    for name in ("applypatch-msg", "pre-applypatch", "commit-msg", "pre-commit", "post-checkout"):
+        hook = hooks / name
+        hook.write_text("#!/bin/sh\nexit 1\n")
+        hook.chmod(0o755)
+    (home / "attributes").write_text("* text eol=crlf diff=broken\n*.py -diff\n")
+    (home / "excludes").write_text("*\n")
+    (home / ".gitconfig").write_text(
+        f"""[user]\n name = Somebody Else\n email = else@example.invalid\n useConfigOnly = true
+[am]\n threeWay = true\n keepcr = false\n[apply]\n whitespace = fix\n ignoreWhitespace = change
+[core]\n autocrlf = true\n hooksPath = {hooks}\n attributesFile = {home / "attributes"}\n excludesFile = {home / "excludes"}\n abbrev = 40
+[commit]\n gpgSign = true\n template = /nonexistent\n[gpg]\n program = /bin/false
+[diff]\n noprefix = true\n mnemonicPrefix = true\n algorithm = patience\n context = 1\n renames = copies\n external = /bin/false\n orderFile = /nonexistent
+[diff "broken"]\n command = /bin/false
+[format]\n signature = hostile\n attach = true\n numbered = true\n subjectPrefix = HOSTILE\n coverLetter = true\n thread = true\n signOff = true\n useAutoBase = true\n suffix = .txt\n to = somebody@example.invalid\n headers = "X-Hostile: 1"
+[i18n]\n commitEncoding = latin1\n logOutputEncoding = latin1\n[rerere]\n enabled = true\n[init]\n templateDir = {hooks}\n defaultBranch = other
+[color]\n ui = always\n[log]\n date = relative\n[status]\n short = true\n branch = true\n[mailinfo]\n scissors = true
+"""
+    )
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    for name in [n for n in os.environ if n.startswith("GIT_CONFIG")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")

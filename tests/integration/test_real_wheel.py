@@ -1,0 +1,121 @@
+"""One real kernel file and the real binding, by real compilers, into a real wheel that pip installs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.network, pytest.mark.nvcc]
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = "hdim32,fp16,fwd,causal"
+
+
+def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def build(out: Path, *arguments: str) -> tuple[str, float]:
+    started = time.monotonic()
+    done = scripts("build", "--kernels", KERNELS, "--source", "sdist", "--out", str(out), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    build(out)
+    (path,) = out.iterdir()
+    return path
+
+
+def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert wheel.name == f"flash_attn-2.8.3.post1+det.1.cu130.torch2.11-{tag}-{tag}-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        info = json.loads(archive.read("flash_attn/_fork.json"))
+        assert str(ROOT).encode() not in b"".join(archive.read(n) for n in names if not n.endswith(".so"))
+    assert info["kernel_set"] == ["fwd_hdim32_fp16_causal"]
+    assert info["architectures"] == ["90"]
+    assert "flash_attn/determinism.py" in names
+    assert not [n for n in names if n.startswith(("tests", "build", "csrc"))]
+
+
+def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
+    output, seconds = build(tmp_path)
+    (again,) = tmp_path.iterdir()
+    assert "0 compiled" in output
+    assert seconds < 60
+    assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(wheel.read_bytes()).digest()
+
+
+def test_the_compile_cache_answers_when_the_objects_are_gone(wheel: Path, tmp_path: Path) -> None:
+    objects = [*(ROOT / "build/kernels").rglob("fwd_hdim32_fp16_causal.o")]
+    assert objects
+    for path in objects:
+        path.unlink()
+    output, seconds = build(tmp_path)
+    assert "1 compiled" in output
+    assert seconds < 60, "a kernel file that was compiled before was compiled again"
+
+
+def test_it_installs_imports_and_passes_the_static_half_and_is_not_called_verified(wheel: Path) -> None:
+    if subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode == 0:
+        pytest.skip("this machine has a GPU: nox -s verify proves wheels here")
+    done = scripts("verify", str(wheel))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "NOT VERIFIED" in done.stderr
+    assert "pip check" not in done.stderr
+    proof = json.loads(wheel.with_suffix(".proof.json").read_text())
+    assert proof["verified"] is False
+    assert proof["wheel"]["sha256"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert proof["counts"].get("failed", 0) == 0
+    assert proof["counts"]["passed"] >= 30
+    assert proof["counts"]["not run"] > 1000
+    assert {case["outcome"] for case in proof["cases"].values()} == {"passed", "not run"}
+
+
+def test_a_wheel_whose_provenance_lies_fails_verification(wheel: Path, tmp_path: Path) -> None:
+    """The static half compares what the wheel says with what is in it."""
+    forged = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(forged, "w") as target:
+        for entry in source.infolist():
+            content = source.read(entry)
+            if entry.filename == "flash_attn/_fork.json":
+                content = json.dumps(json.loads(content) | {"architectures": ["80"], "kernel_set": ["bwd_hdim32_fp16"]}).encode()
+            if not entry.filename.endswith("RECORD"):
+                target.writestr(entry, content)
+            else:
+                lines = [line for line in content.decode().splitlines() if not line.startswith("flash_attn/_fork.json")]
+                target.writestr(entry, "\n".join([*lines, "flash_attn/_fork.json,,"]) + "\n")
+    done = scripts("verify", str(forged), "--pytest=-k", "--pytest=inside or machine_code")
+    assert done.returncode == 10, done.stdout + done.stderr
+    assert "2 cases failed" in done.stderr
+
+
+def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: Path) -> None:
+    """A compiler's own message reaches the user, through ninja and the compile cache."""
+    from scripts import kernels, matrix, toolchain
+    from scripts.errors import CompileError
+    from scripts.series import Tree
+
+    target = matrix.load(ROOT / "wheel_matrix.toml").default()
+    tools = toolchain.assemble(target, f"{sys.version_info.major}.{sys.version_info.minor}", ROOT / "build", cache=True)
+    chosen = matrix.parse_kernels(KERNELS)
+    source = tmp_path / "source/csrc/flash_attn/src" / chosen[0].source
+    source.parent.mkdir(parents=True)
+    source.write_text("__global__ void kernel() { undeclared = 1; }\n")
+    tree = Tree(tmp_path / "source", "b" * 40, hashlib.sha1(os.urandom(8), usedforsecurity=False).hexdigest(), "d" * 64)
+    units = kernels.kernel_units(tree, tools, chosen, ["90"], tmp_path / "build")
+    with pytest.raises(CompileError, match=r'(?s)error: identifier "undeclared" is undefined.*The full log is .*compile-\w+\.log'):
+        kernels.compile_units(tree, tools, units, chosen, ["90"], build=tmp_path / "build", jobs=1)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from scripts import toolchain, verify
+from scripts.errors import ToolchainError, UsageError, WheelError
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
+
+
+def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", [[], ["build"], ["verify"], ["changes"], ["export"], ["apply"]])
+def test_help_explains_each_command(command: list[str]) -> None:
+    done = scripts(*command, "--help")
+    assert done.returncode == 0
+    assert "usage: nox -s" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["build", "--target", "cu999"], "no target 'cu999'; it has cu130-torch2.11"),
+        (["build", "--kernels", "hdim65"], "'hdim65' names no kernels; choose 'all', or some of hdim32"),
+        (["build", "--arch", "70"], "70: choose from 80"),
+        (["build", "--jobs", "0"], "'0' is not a positive number"),
+        (["build", "--python", "2.7"], "target cu130-torch2.11 has no Python 2.7; it has 3.10"),
+        (["build", "--source", "svn"], "invalid"),
+        (["build", "--target", "x", "--all"], "not allowed with"),
+        (["verify", "absent.whl"], "absent.whl does not exist"),
+        (["bild"], "invalid choice: 'bild'"),
+    ],
+)
+def test_bad_arguments_end_with_status_2_and_say_what_is_allowed(arguments: list[str], expected: str) -> None:
+    done = scripts(*arguments)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_list_and_dry_run_do_nothing_but_tell() -> None:
+    listed = scripts("build", "--list")
+    assert listed.returncode == 0
+    assert "cu130-torch2.11 (default)" in listed.stdout
+    dry = scripts("build", "--dry-run", "--kernels", "hdim64,fp16,split", "--arch", "80,90", "--python", "3.12")
+    assert "2 kernel files for sm_80, sm_90" in dry.stdout
+    assert "flash_fwd_split_hdim64_fp16_causal_sm80.cu" in dry.stdout
+
+
+def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
+    foreign = tmp_path / "numpy-2.0-cp312-cp312-linux_x86_64.whl"
+    foreign.touch()
+    with pytest.raises(UsageError, match="no wheel of this project"):
+        verify.facts_of(foreign)
+    cut = tmp_path / NAME
+    cut.write_bytes(b"PK")
+    with pytest.raises(WheelError, match="cut off"):
+        verify.facts_of(cut)
+    with zipfile.ZipFile(cut, "w") as archive:
+        archive.writestr("flash_attn/__init__.py", "")
+    with pytest.raises(WheelError, match=r"_fork\.json"):
+        verify.facts_of(cut)
+
+
+def test_an_empty_dist_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nox -s build"):
+        verify.wheels_in(tmp_path)
+
+
+def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, release, headers in [("old", "12.4", True), ("bare", "13.0", False), ("good", "13.0", True)]:
+        nvcc = tmp_path / name / "bin/nvcc"
+        nvcc.parent.mkdir(parents=True)
+        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.99'\n")
+        nvcc.chmod(0o755)
+        if headers:
+            (tmp_path / name / "include/cuda/std").mkdir(parents=True)
+            (tmp_path / name / "include/cuda_runtime.h").touch()
+    monkeypatch.setattr(toolchain, "_candidates", lambda: iter([(tmp_path / name, name) for name in ("old", "bare", "good")]))
+    found, passed = toolchain.installed_toolkit("13.0")
+    assert found is not None
+    assert found.nvcc == tmp_path / "good/bin/nvcc"
+    assert found.version == "V13.0.99"
+    assert "is CUDA 12.4" in passed[0]
+    assert "lacks cuda_runtime.h" in passed[1]
+
+
+def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "absent-compiler")
+    with pytest.raises(ToolchainError, match="absent-compiler is not on PATH"):
+        toolchain.host_compiler()
+    with pytest.raises(ToolchainError, match=r"no python3\.99"):
+        toolchain.find_python("3.99")

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts import console, kernels, matrix
+from scripts.errors import BuildError, CompileError, ToolchainError
+from scripts.process import run
+from scripts.series import Tree
+from scripts.toolchain import Environment, Toolchain, Toolkit, _tool
+
+KERNELS = matrix.parse_kernels("hdim64,fp16")
+
+
+def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchain:
+    """A toolchain whose compilers are a shell script: ninja, the logs and interrupts are real."""
+    script = tmp_path / "compiler"
+    script.write_text("#!/bin/sh\nfor last; do :; done\n" + compiler)
+    script.chmod(0o755)
+    env = Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0+cu130", "13.0", True)
+    return Toolchain(env, Toolkit(script, "13.0", "V13.0.88", (), "a test"), script, _tool("ninja"), _tool("sccache") if cache else None)
+
+
+def tree(tmp_path: Path) -> Tree:
+    (tmp_path / "source").mkdir(exist_ok=True)
+    return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64)
+
+
+def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> kernels.Compiled:
+    build = tmp_path / "build"
+    units = kernels.kernel_units(tree(tmp_path), tools, KERNELS, ["90"], build)
+    return kernels.compile_units(tree(tmp_path), tools, units, KERNELS, ["90"], build=build, jobs=jobs)
+
+
+def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, 'echo "$last" >> "$0.calls"; touch "$last"\n')
+    assert compile_all(tmp_path, tools).built == len(KERNELS)
+    assert compile_all(tmp_path, tools).built == 0
+    assert len((tmp_path / "compiler.calls").read_text().splitlines()) == len(KERNELS)
+
+
+def test_a_failure_names_command_output_log_and_what_was_finished_stays(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, 'case "$last" in *bwd_hdim64_fp16.o.part) echo "a.h(3): error: oh no"; exit 1;; esac; touch "$last"\n')
+    with pytest.raises(CompileError) as caught:
+        compile_all(tmp_path, tools, jobs=1)
+    text = str(caught.value)
+    assert "error: oh no" in text
+    assert "bwd_hdim64_fp16.o failed:" in text
+    assert "The full log is" in text
+    assert "flash_bwd_hdim64_fp16_sm80.cu" in text
+    assert list((tmp_path / "build/kernels").rglob("*.o"))
+    fixed = toolchain(tmp_path, 'touch "$last"\n')
+    assert 0 < compile_all(tmp_path, fixed).built < len(KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("says", "hint"), [("nvcc error: 'cicc' died due to signal 9 (Kill signal)", "--jobs 1"), ("fatal: No space left on device", "disk is full")]
+)
+def test_a_known_cause_comes_with_what_to_try(tmp_path: Path, says: str, hint: str) -> None:
+    with pytest.raises(CompileError, match=hint):
+        compile_all(tmp_path, toolchain(tmp_path, f'echo "{says}"; exit 1\n'))
+
+
+def test_an_interrupt_stops_the_compilers_keeps_what_is_done_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, 'case "$last" in *split*) echo half > "$last"; sleep 60;; esac; touch "$last"\n')
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+from pathlib import Path
+from tests.unit import test_kernels as t
+from scripts.toolchain import Toolchain
+tools = t.toolchain(Path({str(tmp_path)!r}), {Path(tools.cxx).read_text().partition("done" + chr(10))[2]!r})
+try:
+    t.compile_all(Path({str(tmp_path)!r}), tools)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 30
+    while not list((tmp_path / "build").rglob("split*.o.part")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    left = sorted(p.name for p in (tmp_path / "build/kernels").rglob("*.o*"))
+    assert not [name for name in left if "split" in name or "part" in name]
+    running = subprocess.run(["pgrep", "-f", str(tmp_path / "compiler")], capture_output=True, text=True, check=False).stdout
+    assert not running
+    assert compile_all(tmp_path, toolchain(tmp_path, 'touch "$last"\n')).built == len(KERNELS) - len(left)
+
+
+def test_longest_files_come_first(tmp_path: Path) -> None:
+    units = kernels.kernel_units(tree(tmp_path), toolchain(tmp_path, ""), KERNELS, ["90"], tmp_path)
+    assert [u.seconds for u in units] == sorted((u.seconds for u in units), reverse=True)
+
+
+def test_the_binding_s_folder_follows_the_kernel_choice_and_the_kernels_do_not(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, "")
+    fewer = KERNELS[:2]
+    assert (
+        kernels.binding_unit(tree(tmp_path), tools, KERNELS, tmp_path).target != kernels.binding_unit(tree(tmp_path), tools, fewer, tmp_path).target
+    )
+    whole = {u.source: u.target for u in kernels.kernel_units(tree(tmp_path), tools, KERNELS, ["90"], tmp_path)}
+    assert all(whole[u.source] == u.target for u in kernels.kernel_units(tree(tmp_path), tools, fewer, ["90"], tmp_path))
+    other = kernels.kernel_units(tree(tmp_path), tools, fewer, ["80"], tmp_path)
+    assert not {u.target for u in other} & set(whole.values())
+
+
+def test_jobs_are_limited_by_memory() -> None:
+    assert kernels.job_limit(None, 1e15)[0] == 1
+    assert kernels.job_limit(None, 1.0)[0] == len(os.sched_getaffinity(0))
+    assert kernels.job_limit(7, 1e15)[0] == 7
+
+
+def test_a_program_that_cannot_run_is_an_error_that_says_what_was_tried(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match=r"no step: cannot run /absent/program -x: No such file"):
+        run(["/absent/program", "-x"], error=ToolchainError, what="no step")
+    with pytest.raises(BuildError, match=r"(?s)step: .*exited with 3\..*  said.*The full log is .*log\.txt\.\nTry it"):
+        run(["sh", "-c", "echo said; exit 3"], error=BuildError, what="step", hint="Try it", log=tmp_path / "log.txt")
+    assert "said" in (tmp_path / "log.txt").read_text()
+
+
+@given(st.integers(0, 10**7))
+def test_durations_read_back_to_the_second(seconds: int) -> None:
+    total = 0
+    for number, unit in [(part[:-1], part[-1]) for part in console.duration(seconds).replace("h", "h ").replace("m", "m ").split()]:
+        total += int(number) * {"h": 3600, "m": 60, "s": 1}[unit]
+    assert total == seconds

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts import matrix
+from scripts.errors import MatrixError, UsageError
+from scripts.kernels import masks
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "wheel_matrix.toml").read_text(encoding="utf-8")
+
+
+def load(tmp_path: Path, text: str) -> matrix.Matrix:
+    path = tmp_path / "wheel_matrix.toml"
+    path.write_text(text, encoding="utf-8")
+    return matrix.load(path)
+
+
+def changed(old: str, new: str) -> str:
+    assert old in TEXT
+    return TEXT.replace(old, new, 1)
+
+
+def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
+    loaded = matrix.load(ROOT / "wheel_matrix.toml")
+    assert loaded.upstream.version == "2.8.3.post1"
+    assert loaded.upstream.commit == "a8aa52b1ab3e9ca574c8a33b3f35afc017ffa2e2"
+    assert loaded.version(loaded.default()) == "2.8.3.post1+det.1.cu130.torch2.11"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('cuda = "13.0"', 'cuda = "13.0"\ncudda = "13.0"', ["targets.cu130-torch2.11.cudda: unknown key", "allowed are default, cuda, torch"]),
+        ('cuda = "13.0"', "cuda = 13.0", ["targets.cu130-torch2.11.cuda", "string", "13.0"]),
+        ('arch = ["90"]', 'arch = ["91"]', ["targets.cu130-torch2.11.arch.0", "'80'", "'91'"]),
+        ('python = ["3.10"', 'python = ["2.7"', ["targets.cu130-torch2.11.python.0", "'3.13'"]),
+        ('torch = "2.11.0"', 'torch = "2.99.0"', ["targets.cu130-torch2.11.torch: torch 2.99.0 is not in [torch-cuda]", "2.11.0"]),
+        ('cuda = "13.0"\ntorch = "2.11.0"', 'cuda = "12.4"\ntorch = "2.11.0"', ["torch 2.11.0 is built for CUDA 13.0, not 12.4", "there is 2.6.0"]),
+        ('toolkit = "13.0.2"', 'toolkit = "12.8.1"', ["toolkit: 12.8.1 is no release of CUDA 13.0"]),
+        ('kernels = "hdim64,', 'kernels = "hdim65,', ["'hdim65' names no kernels", "hdim64"]),
+        ("default = true", "default = false", ["one target must have default = true; none has"]),
+        ('commit = "a8aa', 'commit = "xyz', ["upstream.commit", "is not a full commit id"]),
+        ('sdist-sha256 = "55', 'sdist-sha256 = "5', ["upstream.sdist-sha256", "is not a sha256"]),
+        ('version = "2.8.3.post1"', "", ["upstream.version: this key is missing"]),
+        ("revision = 1", "revision = 0", ["fork.revision", "greater than or equal to 1"]),
+        ('"2.6.0" = "12.4"', '"2.6.0" = 12.4', ["torch-cuda.2.6.0"]),
+        ("[fork]", "[fork", ["not TOML", "line"]),
+        ("[fork]", "[frok]", ["frok: unknown key; allowed are upstream, fork, torch-cuda, targets"]),
+    ],
+)
+def test_a_mistake_is_named_with_file_key_and_what_is_allowed(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
+    with pytest.raises(MatrixError) as caught:
+        load(tmp_path, changed(old, new))
+    for part in [str(tmp_path / "wheel_matrix.toml"), *expected]:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ('arch = ["90"]', 'arch = ["91"]', 'arch = ["91"]'),
+        ("revision = 1", "revision = -1", "revision = -1"),
+        ('cuda = "13.0"', "cuda = 1", "cuda = 1"),
+    ],
+)
+def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, line: str) -> None:
+    text = changed(old, new)
+    number = next(i for i, candidate in enumerate(text.splitlines(), 1) if candidate.startswith(line))
+    with pytest.raises(MatrixError, match=f"wheel_matrix.toml:{number}: "):
+        load(tmp_path, text)
+
+
+def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
+    text = changed("revision = 1", "revision = 0").replace('arch = ["90"]', 'arch = ["91"]', 1)
+    with pytest.raises(MatrixError) as caught:
+        load(tmp_path, text)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_missing_file_and_an_unknown_target_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match="No such file"):
+        matrix.load(tmp_path / "absent.toml")
+    with pytest.raises(UsageError, match=r"no target 'cu999'; it has cu130-torch2\.11"):
+        matrix.load(ROOT / "wheel_matrix.toml").named("cu999")
+
+
+words = st.lists(st.sampled_from([*(f"hdim{d}" for d in matrix.HEAD_DIMS), *matrix.DTYPES, "fwd", "split", "bwd", "causal", "full"]), min_size=1)
+
+
+@given(words, words)
+def test_a_choice_holds_the_kernels_that_every_kind_of_word_allows(first: list[str], second: list[str]) -> None:
+    chosen = set(matrix.parse_kernels(",".join(first)))
+    assert chosen
+    for kernel in matrix.ALL_KERNELS:
+        parts = {f"hdim{kernel.head_dim}", kernel.dtype, kernel.kind.value, "causal" if kernel.causal else "full"}
+        kinds = [{f"hdim{d}" for d in matrix.HEAD_DIMS}, set(matrix.DTYPES), {"fwd", "split", "bwd"}, {"causal", "full"}]
+        wanted = all(not (kind & set(first)) or parts & kind & set(first) for kind in kinds)
+        assert (kernel in chosen) == wanted
+    assert set(matrix.parse_kernels(",".join(first + second))) >= (chosen & set(matrix.parse_kernels(",".join(second))))
+
+
+@given(st.sets(st.sampled_from(matrix.ALL_KERNELS)))
+def test_masks_name_each_kernel_by_one_bit(kernels: set[matrix.Kernel]) -> None:
+    values = {name: int(value, 16) for name, value in (m.removeprefix("-DFORK_KERNELS_").split("=") for m in masks(sorted(kernels)))}
+    assert sum(value.bit_count() for value in values.values()) == len(kernels)
+    assert all(values[k.kind.name] >> k.bit & 1 for k in kernels)
+
+
+@given(st.text())
+def test_a_word_that_is_none_is_an_error_that_lists_them(text: str) -> None:
+    try:
+        matrix.parse_kernels(text)
+    except ValueError as e:
+        assert "hdim64" in str(e)  # noqa: PT017 - either outcome is fine
+
+
+def test_kernel_files_are_named_as_upstream_names_them() -> None:
+    names = {k.source for k in matrix.ALL_KERNELS}
+    assert len(names) == 72
+    assert {"flash_fwd_hdim64_fp16_sm80.cu", "flash_fwd_split_hdim256_bf16_causal_sm80.cu", "flash_bwd_hdim32_bf16_sm80.cu"} <= names

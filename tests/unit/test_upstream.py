@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts import matrix, upstream
+from scripts.errors import UpstreamError
+
+ROOT = Path(__file__).resolve().parents[2]
+PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
+
+
+def archive(files: dict[str, str]) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"flash_attn-2.8.3.post1/{name}")
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return raw.getvalue()
+
+
+GOOD = archive({"setup.py": "", "csrc/cutlass/include/cutlass/cutlass.h": "", "csrc/flash_attn/a.cu": "x"})
+
+
+def pin(content: bytes) -> matrix.Upstream:
+    return PIN.model_copy(update={"sdist_sha256": hashlib.sha256(content).hexdigest()})
+
+
+class Index:
+    """A package index on loopback that serves one sdist."""
+
+    def __init__(self) -> None:
+        self.content = GOOD
+        self.cut: int | None = None
+        self.requests = 0
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path.endswith(".tar.gz"):
+                    outer.requests += 1
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(outer.content)))
+                    self.end_headers()
+                    self.wfile.write(outer.content[: outer.cut])
+                    return
+                body = b'<a href="/files/flash_attn-2.8.3.post1.tar.gz">flash_attn-2.8.3.post1.tar.gz</a>'
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def config(self) -> upstream.PipConfig:
+        return upstream.PipConfig(False, f"http://127.0.0.1:{self.server.server_port}/simple", (), (), ("127.0.0.1",), None, 10)
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    served = Index()
+    yield served
+    served.server.shutdown()
+    served.server.server_close()
+
+
+def test_the_sdist_is_fetched_once_and_kept(tmp_path: Path, index: Index) -> None:
+    first = upstream.sdist(pin(GOOD), tmp_path, index.config)
+    assert first.read_bytes() == GOOD
+    assert upstream.sdist(pin(GOOD), tmp_path, index.config) == first
+    assert index.requests == 1
+
+
+def test_another_hash_is_an_error_and_nothing_is_kept(tmp_path: Path, index: Index) -> None:
+    index.content = archive({"setup.py": "evil"})
+    with pytest.raises(UpstreamError, match=r"has sha256 [0-9a-f]{64}, the pin says"):
+        upstream.sdist(pin(GOOD), tmp_path, index.config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_that_is_cut_off_leaves_nothing(tmp_path: Path, index: Index) -> None:
+    index.cut = 100
+    with pytest.raises(UpstreamError, match=r"flash-attn 2\.8\.3\.post1"):
+        upstream.sdist(pin(GOOD), tmp_path, index.config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(tmp_path: Path, index: Index) -> None:
+    path = upstream.sdist(pin(GOOD), tmp_path, index.config)
+    path.write_bytes(GOOD[:50])
+    assert upstream.sdist(pin(GOOD), tmp_path, index.config).read_bytes() == GOOD
+    assert index.requests == 2
+
+
+def test_a_version_that_the_index_lacks_is_an_error_that_names_it(tmp_path: Path, index: Index) -> None:
+    with pytest.raises(UpstreamError, match=r"no sdist of flash-attn 9\.9\.9"):
+        upstream.sdist(PIN.model_copy(update={"version": "9.9.9"}), tmp_path, index.config)
+
+
+def test_an_index_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
+    config = upstream.PipConfig(False, "http://127.0.0.1:9/simple", (), (), ("127.0.0.1",), None, 2)
+    with pytest.raises(UpstreamError, match=r"flash-attn 2\.8\.3\.post1"):
+        upstream.sdist(PIN, tmp_path, config)
+
+
+def test_pip_s_configuration_is_honoured_environment_over_files() -> None:
+    listing = "\n".join(
+        [
+            ":env:.find-links='/wheels'",
+            ":env:.default-timeout='180'",
+            "global.index-url='http://localhost/one'",
+            "global.find-links='/other'",
+            "global.extra-index-url='http://localhost/two http://localhost/three'",
+            "global.trusted-host='localhost'",
+            "download.index-url='http://localhost/four'",
+            "install.index-url='http://localhost/never'",
+        ]
+    )
+    config = upstream.PipConfig.read(listing)
+    assert config == upstream.PipConfig(
+        False, "http://localhost/four", ("http://localhost/two", "http://localhost/three"), ("/wheels",), ("localhost",), None, 180
+    )
+    assert upstream.PipConfig.read("").index_url is None
+
+
+def test_no_index_without_links_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UpstreamError, match="no-index"):
+        upstream.sdist(PIN, tmp_path, upstream.PipConfig.read("global.no-index='true'"))
+
+
+def test_no_index_takes_the_links(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/flash_attn-2.8.3.post1.tar.gz").write_bytes(GOOD)
+    config = upstream.PipConfig.read(f"global.no-index='true'\nglobal.find-links='{tmp_path / 'links'}'")
+    assert upstream.sdist(pin(GOOD), tmp_path / "cache", config).read_bytes() == GOOD
+
+
+def test_a_tree_without_cutlass_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:
+    content = tmp_path / "sdist.tar.gz"
+    content.write_bytes(archive({"setup.py": "", "csrc/flash_attn/a.cu": ""}))
+    checkout = upstream.Checkout(upstream.Source.SDIST, "", lambda target: upstream._extract_sdist(content, target))
+    with pytest.raises(UpstreamError, match="cutlass"):
+        upstream.materialise(checkout, tmp_path / "tree")
+    assert [p.name for p in tmp_path.iterdir()] == ["sdist.tar.gz"]
+
+
+def test_only_what_a_build_needs_is_taken() -> None:
+    packages = ["flash_attn/__init__.py", "flash_attn/ops/__init__.py"]
+    wanted = ["csrc/flash_attn/src/x.cu", "csrc/cutlass/include/cute/a.hpp", "flash_attn/ops/b.py", "setup.py", "LICENSE"]
+    other = ["csrc/composable_kernel/a.h", "csrc/cutlass/test/a.cu", "flash_attn/loose/c.py", "flash_attn/ops/d.so", "hopper/e.py", "PKG-INFO"]
+    assert upstream._select([*packages, *wanted, *other]) == sorted([*packages, *wanted])
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,4}(/[a-z_]{1,8}){0,3}\.(py|cu|h)", fullmatch=True)))
+def test_the_choice_does_not_depend_on_the_order_of_the_files(paths: list[str]) -> None:
+    assert upstream._select(paths) == upstream._select(reversed(paths))
+    assert all(PurePosixPath(p).parts[0] in ("csrc", "flash_attn", "setup.py") for p in upstream._select(paths))

@@ -1,0 +1,253 @@
+"""Bits, references and problems for the wheel suite."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import flash_attn
+import pytest
+import torch
+from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from torch import Tensor
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+KERNELS = frozenset(flash_attn.fork_info()["kernels"])
+
+
+class Mismatch(AssertionError):
+    """Bits that differ, with the first place where they do."""
+
+    def __init__(self, message: str, details: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The tensor's bit patterns: -0.0 and +0.0 differ, a NaN equals itself."""
+    return tensor.contiguous().view(torch.int16 if tensor.element_size() == 2 else torch.int32)
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and torch.equal(bits(left), bits(right))
+
+
+def assert_same_bits(left: Tensor, right: Tensor, what: str) -> None:
+    assert left.shape == right.shape, f"{what}: shapes {tuple(left.shape)} and {tuple(right.shape)}"
+    if same_bits(left, right):
+        return
+    differing = (bits(left) != bits(right)).nonzero()
+    index = tuple(int(i) for i in differing[0])
+    width = 4 if left.element_size() == 2 else 8
+    patterns = [f"0x{int(bits(t)[index]) & (16**width - 1):0{width}x}" for t in (left, right)]
+    details = {
+        "what": what,
+        "index": list(index),
+        "bits": patterns,
+        "values": [repr(float(left[index])), repr(float(right[index]))],
+        "differing": len(differing),
+        "of": left.numel(),
+    }
+    raise Mismatch(
+        f"{what}: first mismatch at {index}: {' and '.join(patterns)} ({details['values']}); {len(differing)} of {left.numel()} differ", details
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Results for one sequence: ``out`` (Lq, H, D) in the input's dtype, ``lse`` (H, Lq) in float32."""
+
+    out: Tensor
+    lse: Tensor
+
+    def assert_same(self, other: Rows, what: str) -> None:
+        assert_same_bits(self.lse, other.lse, f"{what}, lse (head, row)")
+        assert_same_bits(self.out, other.out, f"{what}, out (row, head, dim)")
+
+    def same(self, other: Rows) -> bool:
+        return same_bits(self.lse, other.lse) and same_bits(self.out, other.out)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything about a call but its sequences."""
+
+    head_dim: int = 64
+    dtype: str = "fp16"
+    heads: int = 8
+    heads_k: int = 8
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    alibi: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"d{self.head_dim}", self.dtype, f"h{self.heads}" + (f"k{self.heads_k}" if self.heads_k != self.heads else "")]
+        parts += ["causal"] * self.causal + [f"window{self.window[0]}.{self.window[1]}"] * (self.window != (-1, -1))
+        parts += ["softcap"] * (self.softcap > 0) + ["alibi"] * self.alibi
+        return "-".join(parts)
+
+    def kwargs(self) -> dict[str, Any]:
+        slopes = None
+        if self.alibi:
+            slopes = torch.tensor([2.0 ** (-8 * (i + 1) / self.heads) for i in range(self.heads)], device="cuda")
+        return {"causal": self.causal, "window_size": self.window, "softcap": self.softcap, "alibi_slopes": slopes}
+
+    def lacks(self, *passes: str) -> list[str]:
+        """Kernels that this wheel lacks for causal calls and for the single rows of them."""
+        dim = next(d for d in (32, 64, 96, 128, 192, 256) if self.head_dim <= d)
+        suffixes = ["", "_causal"] if self.causal else [""]
+        return sorted({f"{p}_hdim{dim}_{self.dtype}{s}" for p in passes for s in suffixes} - KERNELS)
+
+    def need(self, *passes: str) -> None:
+        """Skip unless the wheel has these kernels."""
+        if missing := self.lacks(*passes):
+            pytest.skip(f"this wheel has no {', '.join(missing)}")
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence: ``q`` (Lq, H, D), ``k`` and ``v`` (Lk, H_k, D)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def draw(cls, config: Config, len_q: int, len_k: int, generator: torch.Generator) -> Sequence:
+        def normal(length: int, heads: int) -> Tensor:
+            shape = (length, heads, config.head_dim)
+            return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(DTYPES[config.dtype])
+
+        return cls(normal(len_q, config.heads), normal(len_k, config.heads_k), normal(len_k, config.heads_k))
+
+    def rows(self, start: int, stop: int) -> Sequence:
+        """Queries start to stop, with the keys up to where the last of them sits (causal calls)."""
+        end = len(self.k) - (len(self.q) - stop)
+        return replace(self, q=self.q[start:stop], k=self.k[:end], v=self.v[:end])
+
+
+@dataclass
+class Draw:
+    """Random sequences from one seed."""
+
+    seed: int
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator("cuda").manual_seed(self.seed)
+
+    def sequence(self, config: Config, len_q: int, len_k: int) -> Sequence:
+        return Sequence.draw(config, len_q, len_k, self.generator)
+
+
+# How one sequence may be laid out in a call. Each returns the rows of the sequence asked for.
+
+
+def dense(config: Config, sequences: list[Sequence], which: int = 0) -> Rows:
+    """A batch of sequences of equal lengths."""
+    q, k, v = (torch.stack([getattr(s, name) for s in sequences]) for name in "qkv")
+    out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, **config.kwargs())
+    return Rows(out[which], lse[which])
+
+
+def varlen(config: Config, sequences: list[Sequence], which: int = 0, slack: int = 0) -> Rows:
+    """Sequences packed end to end; ``slack`` is added to the longest key length that the call names."""
+
+    def cumulative(lengths: list[int]) -> Tensor:
+        return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+
+    len_q, len_k = [len(s.q) for s in sequences], [len(s.k) for s in sequences]
+    cu_q, cu_k = cumulative(len_q), cumulative(len_k)
+    q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
+    out, lse, _ = flash_attn_varlen_func(q, k, v, cu_q, cu_k, max(len_q), max(len_k) + slack, return_attn_probs=True, **config.kwargs())
+    rows = slice(int(cu_q[which]), int(cu_q[which + 1]))
+    return Rows(out[rows], lse[:, rows])
+
+
+def cache(config: Config, sequences: list[Sequence], capacity: int, which: int = 0, poison: float = math.nan) -> Rows:
+    """A KV cache of the given capacity; slots past a sequence's end hold ``poison``."""
+
+    def filled(name: str) -> Tensor:
+        sample = getattr(sequences[0], name)
+        buffer = torch.full((len(sequences), capacity, *sample.shape[1:]), poison, dtype=sample.dtype, device="cuda")
+        for i, sequence in enumerate(sequences):
+            keys = getattr(sequence, name)
+            buffer[i, : len(keys)] = keys
+        return buffer
+
+    q = torch.stack([s.q for s in sequences])
+    lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device="cuda")
+    out, lse = flash_attn_with_kvcache(q, filled("k"), filled("v"), cache_seqlens=lengths, return_softmax_lse=True, **config.kwargs())
+    return Rows(out[which], lse[which])
+
+
+def paged(config: Config, sequences: list[Sequence], generator: torch.Generator, which: int = 0, page: int = 256) -> Rows:
+    """A paged KV cache with its pages in random order; unused slots hold NaN."""
+    per_sequence = max(math.ceil(len(s.k) / page) for s in sequences) + 1
+    table = torch.randperm(per_sequence * len(sequences), generator=generator, device="cuda").to(torch.int32)
+    table = table.view(len(sequences), per_sequence)
+
+    def pages(name: str) -> Tensor:
+        sample = getattr(sequences[0], name)
+        buffer = torch.full((table.numel(), page, *sample.shape[1:]), math.nan, dtype=sample.dtype, device="cuda")
+        for i, sequence in enumerate(sequences):
+            for j, part in enumerate(getattr(sequence, name).split(page)):
+                buffer[int(table[i, j]), : len(part)] = part
+        return buffer
+
+    q = torch.stack([s.q for s in sequences])
+    lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device="cuda")
+    out, lse = flash_attn_with_kvcache(
+        q, pages("k"), pages("v"), cache_seqlens=lengths, block_table=table, return_softmax_lse=True, **config.kwargs()
+    )
+    return Rows(out[which], lse[which])
+
+
+def reference(config: Config, sequence: Sequence, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Rows:
+    """Attention by its definition, in ``dtype`` throughout; only ``rows`` of the queries where given."""
+    len_q, len_k = len(sequence.q), len(sequence.k)
+    index = torch.arange(len_q, device="cuda") if rows is None else rows
+    groups = config.heads // config.heads_k
+    q = sequence.q[index].to(dtype).transpose(0, 1)
+    k = sequence.k.to(dtype).repeat_interleave(groups, 1).transpose(0, 1)
+    v = sequence.v.to(dtype).repeat_interleave(groups, 1).transpose(0, 1)
+    scores = q @ k.transpose(1, 2) / math.sqrt(config.head_dim)
+    if config.softcap:
+        scores = config.softcap * torch.tanh(scores / config.softcap)
+    diagonal = (index + len_k - len_q)[:, None]
+    column = torch.arange(len_k, device="cuda")[None]
+    if config.alibi:
+        slopes = config.kwargs()["alibi_slopes"].to(dtype)
+        bias = -(diagonal - column).abs() if not config.causal else column - diagonal
+        scores = scores + slopes[:, None, None] * bias
+    left, right = config.window
+    hidden = torch.zeros(scores.shape[1:], dtype=torch.bool, device="cuda")
+    if config.causal:
+        right = 0
+    if left >= 0:
+        hidden |= column < diagonal - left
+    if right >= 0:
+        hidden |= column > diagonal + right
+    scores = scores.masked_fill(hidden, -math.inf)
+    lse = scores.double().logsumexp(-1)
+    probabilities = scores.softmax(-1).masked_fill(hidden.all(-1)[:, None], 0.0)
+    return Rows((probabilities @ v).transpose(0, 1), lse)
+
+
+def assert_accurate(config: Config, got: Rows, sequence: Sequence, rows: Tensor | None = None) -> None:
+    """The error against float64 is at most twice that of PyTorch's operations in the input's dtype."""
+    exact = reference(config, sequence, rows)
+    plain = reference(config, sequence, rows, DTYPES[config.dtype])
+    index = slice(None) if rows is None else rows
+    error = (got.out[index].double() - exact.out).abs().max().item()
+    allowed = 2 * (plain.out.double() - exact.out).abs().max().item() + 1e-5
+    assert error <= allowed, f"out is off by {error:.3g}, PyTorch's own error allows {allowed:.3g}"
+    lse = got.lse[:, index]
+    visible = exact.lse.isfinite()
+    assert (lse[~visible] == math.inf).all(), "lse of a row that sees no key is not +inf"
+    # ALiBi in a causal call adds slope * column where the reference adds slope * (column - diagonal).
+    if not (config.alibi and config.causal):
+        off = (lse.double() - exact.lse)[visible].abs().max().item()
+        assert off <= 2e-3, f"lse is off by {off:.3g}"

@@ -1,0 +1,488 @@
+"""The rows' bits: the same in every call that the row may come in.
+
+Each case computes one sequence alone, then through a transform, with the mode on, and compares the bits
+of out and lse. The same tensors go through the same transform with the mode off: that is the negative
+control. ``must_differ`` marks those where upstream is known to give other bits on some GPU; a run in
+which none of them differs fails (conftest.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import flash_attn_2_cuda
+import pytest
+import torch
+from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
+from harness import Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, varlen
+
+pytestmark = pytest.mark.gpu
+
+Call = Callable[[], Rows]
+
+CONFIGS = [Config(head_dim=d, dtype=t, causal=c) for d in (64, 128) for t in ("fp16", "bf16") for c in (False, True)]
+FEATURES = [
+    Config(heads=8, heads_k=2, causal=True),
+    Config(heads=8, heads_k=1, head_dim=128, dtype="bf16"),
+    Config(window=(200, 0)),
+    Config(window=(700, 50), head_dim=128, dtype="bf16"),
+    Config(window=(-1, 30)),
+    Config(window=(300, -1), causal=False),
+    Config(softcap=15.0, causal=True),
+    Config(softcap=30.0, head_dim=128, dtype="bf16"),
+    Config(alibi=True, causal=True),
+    Config(alibi=True),
+    Config(alibi=True, window=(700, 0), heads_k=4),
+    Config(head_dim=40, causal=True),
+    Config(head_dim=72, dtype="bf16"),
+]
+EVERY = CONFIGS + FEATURES
+configs = pytest.mark.parametrize("config", EVERY, ids=str)
+EDGE_LENGTHS = [1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640, 1023, 1025, 1100, 4097]
+
+
+def seed_of(*parts: object) -> int:
+    return functools.reduce(lambda seed, char: (seed * 31 + ord(char)) % 2**31, " ".join(map(str, parts)), 7)
+
+
+def compare(config: Config, alone: Call, transformed: Call, control: Callable[..., None], must_differ: bool = False, split_size: int = 512) -> None:
+    config.need("split")
+    with deterministic_mode(split_size=split_size):
+        expected = alone()
+        got = transformed()
+    got.assert_same(expected, f"{config}, split_size {split_size}")
+    if not config.lacks("fwd"):
+        control(not transformed().same(alone()), must_differ)
+
+
+@configs
+@pytest.mark.parametrize(("len_q", "len_k"), [(64, 64), (128, 2048), (300, 1777), (1, 4096), (513, 513)])
+@pytest.mark.parametrize("position", [0, 3])
+def test_batch_size_and_position(config: Config, len_q: int, len_k: int, position: int, control: Callable[..., None]) -> None:
+    draw = Draw(seed_of(config, len_q, len_k, position))
+    batch = [draw.sequence(config, len_q, len_k) for _ in range(8)]
+    compare(config, lambda: dense(config, [batch[position]]), lambda: dense(config, batch, position), control)
+
+
+@pytest.mark.parametrize(
+    ("config", "batch", "len_q", "len_k"),
+    [
+        (Config(), 8, 128, 2048),
+        (Config(heads=32, heads_k=8), 8, 1, 4096),
+        (Config(), 16, 1, 8192),
+        (Config(causal=True), 4, 512, 512),
+        (Config(heads=4, heads_k=4, causal=True), 8, 300, 1777),
+    ],
+    ids=str,
+)
+def test_shapes_at_which_upstream_fails(config: Config, batch: int, len_q: int, len_k: int, control: Callable[..., None]) -> None:
+    draw = Draw(seed_of(config, batch, len_q, len_k))
+    sequences = [draw.sequence(config, len_q, len_k) for _ in range(batch)]
+    for which in range(batch):
+        compare(
+            config,
+            lambda which=which: dense(config, [sequences[which]]),
+            lambda which=which: dense(config, sequences, which),
+            control,
+            must_differ=True,
+        )
+
+
+@pytest.mark.parametrize("split_size", [256, 512, 2048])
+def test_published_case_eight_against_four_and_four(split_size: int, control: Callable[..., None]) -> None:
+    """B 8 against 4 + 4 at L 2048, H 32, D 64. Upstream's own bits are equal there on an H200: no control."""
+    config = Config(heads=32, heads_k=32)
+    config.need("split")
+    draw = Draw(seed_of("published", split_size))
+    batch = [draw.sequence(config, 2048, 2048) for _ in range(8)]
+    with deterministic_mode(split_size=split_size):
+        whole = [dense(config, batch, i) for i in range(8)]
+        halves = [dense(config, batch[:4], i) for i in range(4)] + [dense(config, batch[4:], i) for i in range(4)]
+    for i in range(8):
+        halves[i].assert_same(whole[i], f"sequence {i}, split_size {split_size}")
+
+
+@configs
+@pytest.mark.parametrize("length", EDGE_LENGTHS)
+def test_lengths_around_tile_and_split_edges(config: Config, length: int, control: Callable[..., None]) -> None:
+    """A sequence alone, packed with longer and shorter ones, and in caches of several capacities."""
+    draw = Draw(seed_of(config, length))
+    len_q = min(length, 200)
+    sequence = draw.sequence(config, len_q, length)
+    neighbours = [draw.sequence(config, 33, 900), draw.sequence(config, len_q, 4500), draw.sequence(config, 1, 1)]
+    compare(
+        config,
+        lambda: dense(config, [sequence]),
+        lambda: varlen(config, [neighbours[0], sequence, *neighbours[1:]], 1),
+        control,
+    )
+    for capacity in (length, length + 1, 5000):
+        compare(config, lambda: dense(config, [sequence]), lambda capacity=capacity: cache(config, [sequence], capacity), control)
+
+
+@configs
+def test_neighbour_contents(config: Config, control: Callable[..., None]) -> None:
+    draw = Draw(seed_of(config, "contents"))
+    own = draw.sequence(config, 130, 1100)
+    first = [draw.sequence(config, 130, 1100) for _ in range(3)]
+    other = [Sequence(s.q * 30, s.k * 30, s.v * 1000) for s in first]
+    compare(config, lambda: dense(config, [*first, own], 3), lambda: dense(config, [*other, own], 3), control)
+
+
+@configs
+def test_neighbour_lengths(config: Config, control: Callable[..., None]) -> None:
+    draw = Draw(seed_of(config, "lengths"))
+    own = draw.sequence(config, 257, 640)
+    neighbours = [draw.sequence(config, q, k) for q, k in [(1, 3000), (700, 700), (64, 8192), (0, 100), (50, 0)]]
+    for some in (neighbours[:1], neighbours[:3], neighbours):
+        compare(config, lambda: varlen(config, [own]), lambda some=some: varlen(config, [*some, own], len(some)), control)
+
+
+@configs
+def test_named_longest_length(config: Config, control: Callable[..., None]) -> None:
+    """max_seqlen_k is a bound: a caller may name a larger one than the batch has."""
+    sequence = Draw(seed_of(config, "slack")).sequence(config, 65, 1000)
+    compare(config, lambda: varlen(config, [sequence]), lambda: varlen(config, [sequence], slack=7000), control)
+
+
+@configs
+@pytest.mark.parametrize("length", [640, 1000, 1100, 2000])
+@pytest.mark.parametrize("len_q", [1, 70])
+def test_cache_capacity(config: Config, length: int, len_q: int, control: Callable[..., None]) -> None:
+    sequence = Draw(seed_of(config, length, len_q)).sequence(config, len_q, length)
+    for capacity in (2304, 4096, 8192):
+        compare(
+            config,
+            lambda: cache(config, [sequence], 2048),
+            lambda capacity=capacity: cache(config, [sequence], capacity),
+            control,
+            must_differ=length > 640,
+        )
+
+
+@configs
+@pytest.mark.parametrize("len_q", [1, 130])
+def test_batch_in_a_cache_of_unequal_lengths(config: Config, len_q: int, control: Callable[..., None]) -> None:
+    draw = Draw(seed_of(config, "cache batch", len_q))
+    lengths = [130, 513, 1100, 2047, 4000]
+    sequences = [draw.sequence(config, len_q, length) for length in lengths]
+    for which, sequence in enumerate(sequences):
+        compare(config, lambda sequence=sequence: dense(config, [sequence]), lambda which=which: cache(config, sequences, 4096, which), control)
+
+
+@configs
+def test_paged_cache_with_shuffled_pages(config: Config, control: Callable[..., None]) -> None:
+    draw = Draw(seed_of(config, "paged"))
+    sequences = [draw.sequence(config, 9, length) for length in (600, 1300, 257)]
+    for which in range(3):
+        compare(
+            config,
+            lambda which=which: dense(config, [sequences[which]]),
+            lambda which=which: paged(config, sequences, draw.generator, which),
+            control,
+        )
+
+
+@configs
+@pytest.mark.parametrize("lengths", [(300, 300), (700, 1777), (130, 4097)], ids=str)
+def test_chunked_prefill_and_decode(config: Config, lengths: tuple[int, int], control: Callable[..., None]) -> None:
+    """Queries in pieces, each with the keys up to its own end, down to one token at a time."""
+    if not config.causal and config.window[1] != 0:
+        pytest.skip("a row of a call that looks ahead sees keys that its piece does not have")
+    config.need("split")
+    sequence = Draw(seed_of(config, lengths)).sequence(config, *lengths)
+    whole = functools.partial(dense, config, [sequence])
+
+    def pieces(cuts: list[int]) -> Rows:
+        parts = [dense(config, [sequence.rows(start, stop)]) for start, stop in zip([0, *cuts], [*cuts, lengths[0]], strict=True)]
+        return Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1))
+
+    compare(config, whole, lambda: pieces([37, 64, 128]), control)
+    with deterministic_mode():
+        expected = whole()
+        for row in (0, 1, 63, 64, 100, lengths[0] - 1):
+            one = dense(config, [sequence.rows(row, row + 1)])
+            one.assert_same(Rows(expected.out[row : row + 1], expected.lse[:, row : row + 1]), f"{config}, row {row} alone")
+
+
+@configs
+def test_head_subset(config: Config, control: Callable[..., None]) -> None:
+    if config.alibi:
+        pytest.skip("ALiBi's slopes are per head of the call")
+    sequence = Draw(seed_of(config, "heads")).sequence(config, 100, 1500)
+    part = Config(**{**config.__dict__, "heads": config.heads // config.heads_k, "heads_k": 1})
+    groups = part.heads
+    first = Sequence(sequence.q[:, :groups], sequence.k[:, :1], sequence.v[:, :1])
+
+    def subset() -> Rows:
+        rows = dense(config, [sequence])
+        return Rows(rows.out[:, :groups], rows.lse[:groups])
+
+    compare(config, subset, lambda: dense(part, [first]), control)
+
+
+@pytest.mark.parametrize("config", [Config(), Config(head_dim=128, dtype="bf16", causal=True)], ids=str)
+@pytest.mark.parametrize("load", [False, True], ids=["alone", "beside-a-loaded-stream"])
+def test_fifty_runs(config: Config, load: bool) -> None:
+    config.need("split")
+    draw = Draw(seed_of(config, "runs"))
+    batch = [draw.sequence(config, 300, 2500) for _ in range(4)]
+    stop = threading.Event()
+
+    def keep_busy() -> None:
+        matrix = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not stop.is_set():
+                for _ in range(20):
+                    matrix @ matrix
+                torch.cuda.current_stream().synchronize()
+
+    worker = threading.Thread(target=keep_busy)
+    if load:
+        worker.start()
+    try:
+        with deterministic_mode():
+            expected = dense(config, batch, 2)
+            for run in range(50):
+                dense(config, batch, 2).assert_same(expected, f"run {run}")
+    finally:
+        stop.set()
+        if load:
+            worker.join()
+
+
+def test_strided_inputs_and_given_output() -> None:
+    """Views of a packed tensor, and heads-first memory, hold the same rows."""
+    config = Config(heads=4, heads_k=4, causal=True)
+    config.need("split")
+    sequence = Draw(3).sequence(config, 260, 260)
+    packed = torch.stack([sequence.q, sequence.k, sequence.v], dim=1)[None]
+    with deterministic_mode():
+        expected = dense(config, [sequence])
+        q, k, v = packed.unbind(2)
+        out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        Rows(out[0], lse[0]).assert_same(expected, "packed")
+        q, k, v = (t[None].transpose(1, 2).contiguous().transpose(1, 2) for t in (sequence.q, sequence.k, sequence.v))
+        out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        Rows(out[0], lse[0]).assert_same(expected, "heads first")
+
+
+@configs
+def test_rows_that_see_no_key(config: Config, control: Callable[..., None]) -> None:
+    """More queries than keys: in causal and windowed calls the first rows see nothing and give zeros."""
+    draw = Draw(seed_of(config, "empty"))
+    sequence = draw.sequence(config, 400, 70)
+    neighbour = draw.sequence(config, 400, 3000)
+    compare(config, lambda: varlen(config, [sequence]), lambda: varlen(config, [neighbour, sequence], 1), control)
+    with deterministic_mode():
+        got = varlen(config, [neighbour, sequence], 1)
+    assert_accurate(config, got, sequence)
+    exact = reference(config, sequence)
+    hidden = ~exact.lse[0].isfinite()
+    assert not got.out[hidden].any()
+
+
+@configs
+@pytest.mark.parametrize("split_size", [512, 1024])
+@pytest.mark.parametrize("lengths", [(1, 1), (200, 200), (77, 1500), (1, 4097), (600, 1025)], ids=str)
+def test_accuracy(config: Config, split_size: int, lengths: tuple[int, int]) -> None:
+    config.need("split")
+    sequence = Draw(seed_of(config, lengths, split_size)).sequence(config, *lengths)
+    with deterministic_mode(split_size=split_size):
+        got = dense(config, [sequence])
+    assert_accurate(config, got, sequence)
+
+
+@configs
+def test_accuracy_of_varlen_and_poisoned_cache(config: Config) -> None:
+    config.need("split")
+    draw = Draw(seed_of(config, "cache accuracy"))
+    sequences = [draw.sequence(config, 5, length) for length in (5, 900, 1537)]
+    with deterministic_mode():
+        for which, sequence in enumerate(sequences):
+            assert_accurate(config, varlen(config, sequences, which), sequence)
+            assert_accurate(config, cache(config, sequences, 2000, which), sequence)
+
+
+def test_appending_to_a_cache_gives_the_rows_of_a_dense_call() -> None:
+    from flash_attn import flash_attn_with_kvcache
+
+    config = Config(causal=True, heads=8, heads_k=2)
+    config.need("split")
+    sequence = Draw(11).sequence(config, 700, 700)
+    buffers = [torch.full((1, 2048, 2, 64), float("nan"), dtype=torch.float16, device="cuda") for _ in range(2)]
+    with deterministic_mode():
+        expected = dense(config, [sequence])
+        for start, stop in [(0, 500), (500, 501), (501, 630), (630, 700)]:
+            length = torch.tensor([start], dtype=torch.int32, device="cuda")
+            new = [t[None, start:stop].contiguous() for t in (sequence.q, sequence.k, sequence.v)]
+            out, lse = flash_attn_with_kvcache(new[0], *buffers, new[1], new[2], cache_seqlens=length, causal=True, return_softmax_lse=True)
+            Rows(out[0], lse[0]).assert_same(Rows(expected.out[start:stop], expected.lse[:, start:stop]), f"appended {start}:{stop}")
+
+
+def test_nan_in_a_visible_key_is_not_lost() -> None:
+    config = Config()
+    config.need("split")
+    sequence = Draw(5).sequence(config, 70, 2000)
+    sequence.k[1300] = float("nan")
+    with deterministic_mode():
+        assert dense(config, [sequence]).out.isnan().all()
+
+
+def test_fewer_keys_named_than_there_are_is_nan_not_a_wrong_sum() -> None:
+    config = Config()
+    config.need("split")
+    sequence = Draw(6).sequence(config, 70, 2000)
+    with deterministic_mode():
+        assert varlen(config, [sequence], slack=-1000).out.isnan().all()
+
+
+def test_split_size_is_part_of_the_bits() -> None:
+    """Were it ignored, these two would be equal."""
+    config = Config()
+    config.need("split")
+    sequence = Draw(8).sequence(config, 128, 4096)
+    with deterministic_mode(split_size=256):
+        small = dense(config, [sequence])
+    with deterministic_mode(split_size=2048):
+        large = dense(config, [sequence])
+    assert not small.same(large)
+
+
+@pytest.mark.parametrize(("head_dim", "split_size", "valid"), [(64, 128, "256, 512, 768"), (128, 192, "128, 256, 384")])
+def test_split_size_between_blocks_is_an_error_that_names_valid_ones(head_dim: int, split_size: int, valid: str) -> None:
+    config = Config(head_dim=head_dim)
+    config.need("split")
+    sequence = Draw(1).sequence(config, 4, 300)
+    for call in (dense, varlen, functools.partial(cache, capacity=400)):
+        with deterministic_mode(split_size=split_size), pytest.raises(ValueError, match=rf"split_size={split_size} .*head_dim {head_dim}.*{valid}"):
+            call(config, [sequence])
+
+
+def test_cuda_graph_keeps_the_mode_it_was_captured_with(control: Callable[..., None]) -> None:
+    config = Config()
+    config.need("split", "fwd")
+    draw = Draw(9)
+    batch = [draw.sequence(config, 128, 2048) for _ in range(8)]
+    q, k, v = (torch.stack([getattr(s, name) for s in batch]) for name in "qkv")
+    with deterministic_mode():
+        expected = flash_attn_func(q, k, v, return_attn_probs=True)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = flash_attn_func(q, k, v, return_attn_probs=True)
+    for tensor in captured[:2]:
+        tensor.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    Rows(*captured[:2]).assert_same(Rows(*expected[:2]), "replayed with the mode off")
+    control(not Rows(*flash_attn_func(q, k, v, return_attn_probs=True)[:2]).same(Rows(*expected[:2])))
+
+
+def test_compiled_call_obeys_the_mode_it_runs_under() -> None:
+    config = Config()
+    config.need("split", "fwd")
+    sequence = Draw(10).sequence(config, 128, 2048)
+    q, k, v = (t[None] for t in (sequence.q, sequence.k, sequence.v))
+    compiled = torch.compile(lambda q, k, v: flash_attn_func(q, k, v) * 1, backend="aot_eager")
+    for split_size in (None, 256, 1024, None):
+        with deterministic_mode(split_size is not None, split_size):
+            got = compiled(q, k, v)
+            expected = flash_attn_func(q, k, v)
+        assert torch.equal(got, expected)
+
+
+def test_threads_with_scopes_of_their_own() -> None:
+    config = Config()
+    config.need("split")
+    sequence = Draw(12).sequence(config, 128, 4096)
+    expected = {}
+    for size in (256, 512, 1024, 2048):
+        with deterministic_mode(split_size=size):
+            expected[size] = dense(config, [sequence])
+    failures: list[BaseException] = []
+
+    def work(size: int) -> None:
+        try:
+            with deterministic_mode(split_size=size):
+                for _ in range(20):
+                    dense(config, [sequence]).assert_same(expected[size], f"thread with split_size {size}")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def test_process_wide_mode_reaches_a_call() -> None:
+    config = Config()
+    config.need("split")
+    sequence = Draw(13).sequence(config, 128, 2048)
+    set_deterministic_mode(True, 1024)
+    process = dense(config, [sequence])
+    set_deterministic_mode(False)
+    with deterministic_mode(split_size=1024):
+        dense(config, [sequence]).assert_same(process, "scope against process")
+
+
+def test_dropout_is_warned_of_once() -> None:
+    code = """
+import torch, warnings, flash_attn
+flash_attn.set_deterministic_mode(True)
+q = torch.randn(1, 64, 2, 64, device="cuda", dtype=torch.float16)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        flash_attn.flash_attn_func(q, q, q, dropout_p=0.5)
+print(sum("dropout" in str(w.message) for w in seen))
+"""
+    Config().need("fwd")
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout.strip() == "1", done.stderr
+
+
+def test_debug_line() -> None:
+    code = """
+import torch, flash_attn
+q = torch.randn(8, 4096, 4, 64, device="cuda", dtype=torch.float16)
+with flash_attn.deterministic_mode(split_size=512):
+    flash_attn.flash_attn_func(q, q, q)
+"""
+    Config().need("split")
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env={**os.environ, "FA2_DEBUG": "1"})
+    assert "[flash-attn] set_params_splitkv: B=8 S_k=4096 S_q=4096 n_blocks=16 num_splits=8 fixed_tokens=512\n" in done.stderr
+
+
+def test_call_for_a_kernel_that_was_left_out_says_what_there_is() -> None:
+    missing = [d for d in (32, 64, 96, 128, 192, 256) if f"split_hdim{d}_fp16" not in flash_attn_2_cuda.kernel_set()]
+    if not missing:
+        pytest.skip("this wheel has every forward kernel")
+    config = Config(head_dim=missing[0])
+    sequence = Draw(1).sequence(config, 4, 300)
+    with (
+        deterministic_mode(split_size=512),
+        pytest.raises(RuntimeError, match=f"this wheel has no kernels for head_dim {missing[0]} float16 split forward; it has forward: "),
+    ):
+        dense(config, [sequence])
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("config", EVERY, ids=str)
+def test_small_shapes_for_compute_sanitizer(config: Config) -> None:
+    config.need("split")
+    draw = Draw(seed_of(config, "sanitizer"))
+    sequences = [draw.sequence(config, 65, 600), draw.sequence(config, 65, 1030)]
+    with deterministic_mode():
+        dense(config, sequences[:1])
+        assert_accurate(config, varlen(config, sequences, 1), sequences[1])
+        assert_accurate(config, cache(config, sequences, 1100, 0), sequences[0])
+        assert_accurate(config, paged(config, sequences, draw.generator, 0), sequences[0])

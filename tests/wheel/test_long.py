@@ -1,0 +1,69 @@
+"""Long sequences: accumulators past 2**31 elements, and more than 128 splits."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from flash_attn import deterministic_mode, flash_attn_func
+from harness import Config, Draw, Rows, Sequence, assert_accurate
+
+pytestmark = pytest.mark.gpu
+
+
+def need_memory(batch: int, len_q: int, len_k: int, config: Config, split_size: int) -> None:
+    splits = -(-len_k // split_size)
+    elements = batch * config.heads * config.head_dim
+    wanted = 4 * splits * elements * len_q + 2 * 2 * elements * (2 * len_q + 2 * len_k) + 2**31
+    gc.collect()
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    if free < wanted:
+        pytest.skip(f"needs {wanted / 2**30:.0f} GiB of GPU memory, {free / 2**30:.0f} GiB are free")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    ("batch", "len_q", "len_k", "heads", "split_size"),
+    [
+        (8, 8192, 8192, 32, 512),
+        (16, 8192, 8192, 32, 512),
+        (200, 2048, 2048, 32, 512),
+        (2, 40000, 40000, 8, 256),
+        (1, 100, 131072, 8, 512),
+        (2, 1, 131072, 8, 256),
+    ],
+)
+def test_long_sequences(batch: int, len_q: int, len_k: int, heads: int, split_size: int, causal: bool) -> None:
+    config = Config(heads=heads, heads_k=heads, causal=causal)
+    config.need("split")
+    need_memory(batch, len_q, len_k, config, split_size)
+    generator = Draw(batch * len_k + causal).generator
+
+    def normal(length: int) -> torch.Tensor:
+        return torch.randn((batch, length, heads, 64), generator=generator, device="cuda", dtype=torch.float16)
+
+    q, k, v = normal(len_q), normal(len_k), normal(len_k)
+    with deterministic_mode(split_size=split_size):
+        out, lse, _ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
+        for which in {0, batch // 2, batch - 1}:
+            alone = flash_attn_func(*(t[which : which + 1] for t in (q, k, v)), causal=causal, return_attn_probs=True)
+            Rows(out[which], lse[which]).assert_same(Rows(alone[0][0], alone[1][0]), f"sequence {which} of {batch} against alone")
+    sampled = torch.unique(torch.tensor([0, len_q // 3, len_q // 2, len_q - 2, len_q - 1], device="cuda").clamp(min=0))
+    for which in {0, batch // 2, batch - 1}:
+        sequence = Sequence(q[which], k[which], v[which])
+        assert_accurate(config, Rows(out[which], lse[which]), sequence, sampled)
+
+
+def test_more_batch_and_heads_than_a_grid_dimension_holds() -> None:
+    """Batch * heads = 65536 and one query: upstream's split launch ends at 65535."""
+    config = Config(heads=16, heads_k=16)
+    config.need("split")
+    generator = Draw(1).generator
+    q, k, v = (torch.randn((4096, n, 16, 64), generator=generator, device="cuda", dtype=torch.float16) for n in (1, 600, 600))
+    with deterministic_mode():
+        out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True)
+        alone = flash_attn_func(q[-1:], k[-1:], v[-1:], return_attn_probs=True)
+    Rows(out[-1], lse[-1]).assert_same(Rows(alone[0][0], alone[1][0]), "last of 4096 against alone")
+    assert_accurate(config, Rows(out[-1], lse[-1]), Sequence(q[-1], k[-1], v[-1]))

@@ -1,0 +1,233 @@
+"""What can be proved of a wheel without a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import inspect
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import flash_attn
+import flash_attn_2_cuda
+import pytest
+import torch
+from fatbin import architectures
+from flash_attn import deterministic_mode, fork_info, get_deterministic_mode, set_deterministic_mode
+
+DISTRIBUTION = importlib.metadata.distribution("flash_attn")
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def test_version_names_the_fork_cuda_and_torch() -> None:
+    info = fork_info()
+    expected = (
+        f"{info['upstream']['version']}+det.{info['fork_revision']}.cu{info['cuda'].replace('.', '')}.torch{'.'.join(info['torch'].split('.')[:2])}"
+    )
+    assert DISTRIBUTION.version == expected
+    assert flash_attn.__version__ == info["upstream"]["version"]
+
+
+def test_torch_is_the_one_it_was_built_for() -> None:
+    assert torch.__version__.split("+")[0] == fork_info()["torch"]
+    assert torch.version.cuda == fork_info()["cuda"]
+
+
+def test_requirement_on_torch_is_the_minor_release_it_was_built_for() -> None:
+    series = ".".join(fork_info()["torch"].split(".")[:2])
+    assert f"torch=={series}.*" in (DISTRIBUTION.requires or [])
+
+
+def test_wheel_carries_both_licence_files() -> None:
+    names = {Path(str(f)).name for f in DISTRIBUTION.files or []}
+    assert {"LICENSE", "NOTICE"} <= names
+
+
+def test_provenance_is_complete() -> None:
+    info = fork_info()
+    assert re.fullmatch(r"[0-9a-f]{40}", info["upstream"]["commit"])
+    assert re.fullmatch(r"[0-9a-f]{64}", info["series"]["digest"])
+    assert re.fullmatch(r"[0-9a-f]{40}", info["series"]["commit"])
+    assert [p["name"][:4] for p in info["series"]["patches"]] == [f"{i:04}" for i in range(1, len(info["series"]["patches"]) + 1)]
+    assert info["nvcc"]["flags"] and info["nvcc"]["version"]
+
+
+def test_kernels_inside_are_those_the_provenance_names() -> None:
+    assert sorted(flash_attn_2_cuda.kernel_set()) == sorted(fork_info()["kernel_set"])
+
+
+def test_machine_code_is_for_the_architectures_the_provenance_names() -> None:
+    assert architectures(Path(flash_attn_2_cuda.__file__)) == {f"sm_{a}" for a in fork_info()["architectures"]}
+
+
+def test_upstream_surface_is_all_there() -> None:
+    functions = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func"]
+    functions += ["flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
+    for name in functions:
+        assert callable(getattr(flash_attn, name))
+    for name in ("fwd", "varlen_fwd", "bwd", "varlen_bwd", "fwd_kvcache"):
+        assert callable(getattr(flash_attn_2_cuda, name))
+    parameters = list(inspect.signature(flash_attn.flash_attn_func).parameters)
+    assert parameters[:6] == ["q", "k", "v", "dropout_p", "softmax_scale", "causal"]
+
+
+def test_mode_is_off_by_default_with_512_tokens() -> None:
+    done = run_python("import flash_attn; print(tuple(flash_attn.get_deterministic_mode()))", FA2_DETERMINISTIC="", FA2_SPLIT_SIZE="")
+    assert done.stdout.strip() == "(False, 512)", done.stderr
+
+
+def test_environment_sets_the_defaults() -> None:
+    code = "import flash_attn as f; print(tuple(f.get_deterministic_mode())); f.set_deterministic_mode(True, 512); f.set_deterministic_mode(True); print(f.get_deterministic_mode().split_size)"
+    done = run_python(code, FA2_DETERMINISTIC="1", FA2_SPLIT_SIZE="1024")
+    assert done.stdout.split("\n")[:2] == ["(True, 1024)", "1024"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("FA2_DETERMINISTIC", "yes"), ("FA2_DETERMINISTIC", "2"), ("FA2_DEBUG", "on"), ("FA2_SPLIT_SIZE", "abc"), ("FA2_SPLIT_SIZE", "0")]
+    + [("FA2_SPLIT_SIZE", v) for v in ("-512", "100", "512.0", "99999999999999999999", "4294967296")],
+)
+def test_bad_environment_is_an_error_at_import_that_names_it(name: str, value: str) -> None:
+    done = run_python("import flash_attn", **{name: value})
+    assert done.returncode != 0
+    assert f"{name}='{value}'" in done.stderr
+
+
+@pytest.mark.parametrize("bad", [0, -512, 100, 2**31, 2**40])
+def test_bad_split_size_is_a_value_error_that_names_it(bad: int) -> None:
+    for call in (lambda: set_deterministic_mode(True, bad), lambda: deterministic_mode(split_size=bad).__enter__()):
+        with pytest.raises(ValueError, match=f"split_size={bad}"):
+            call()
+    assert get_deterministic_mode() == (False, 512)
+
+
+@pytest.mark.parametrize("bad", ["512", 512.0, True])
+def test_split_size_of_another_type_is_a_type_error(bad: object) -> None:
+    with pytest.raises(TypeError, match="split_size"):
+        set_deterministic_mode(True, bad)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="enabled"):
+        set_deterministic_mode(512)  # type: ignore[arg-type]
+
+
+def test_scopes_nest_and_end_with_an_exception() -> None:
+    set_deterministic_mode(True, 1024)
+    with deterministic_mode(split_size=2048):
+        assert get_deterministic_mode() == (True, 2048)
+        with pytest.raises(KeyError, match="off"), deterministic_mode(False):
+            raise KeyError("on" if get_deterministic_mode().enabled else "off")
+        assert get_deterministic_mode() == (True, 2048)
+    assert get_deterministic_mode() == (True, 1024)
+
+
+def test_scope_decorates_a_function() -> None:
+    @deterministic_mode(split_size=256)
+    def inside() -> tuple[bool, int]:
+        return tuple(get_deterministic_mode())  # type: ignore[return-value]
+
+    assert inside() == (True, 256)
+    assert inside() == (True, 256)
+    assert not get_deterministic_mode().enabled
+
+
+def test_scope_stays_in_its_thread_and_the_process_mode_reaches_all() -> None:
+    seen: dict[str, object] = {}
+
+    def other(name: str) -> None:
+        seen[name] = tuple(get_deterministic_mode())
+
+    def run(name: str) -> None:
+        thread = threading.Thread(target=other, args=(name,))
+        thread.start()
+        thread.join()
+
+    with deterministic_mode(split_size=2048):
+        run("in scope")
+    set_deterministic_mode(True, 1024)
+    run("process")
+    assert seen == {"in scope": (False, 512), "process": (True, 1024)}
+
+
+def test_scopes_of_interleaved_asyncio_tasks_do_not_mix() -> None:
+    async def task(size: int, rounds: int) -> bool:
+        with deterministic_mode(split_size=size):
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+                if get_deterministic_mode() != (True, size):
+                    return False
+        return not get_deterministic_mode().enabled
+
+    async def main() -> list[bool]:
+        return await asyncio.gather(task(256, 3), task(512, 7), task(1024, 2))
+
+    assert all(asyncio.run(main()))
+    assert not get_deterministic_mode().enabled
+
+
+def test_mode_set_by_many_threads_is_never_seen_half_changed() -> None:
+    pairs = {(True, 256), (False, 1024)}
+    torn: list[object] = []
+    stop = threading.Event()
+
+    def write(enabled: bool, size: int) -> None:
+        while not stop.is_set():
+            set_deterministic_mode(enabled, size)
+
+    def read() -> None:
+        torn.extend(mode for mode in (tuple(get_deterministic_mode()) for _ in range(20000)) if mode not in pairs)
+
+    set_deterministic_mode(True, 256)
+    writers = [threading.Thread(target=write, args=pair) for pair in pairs]
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in writers + readers:
+        thread.start()
+    for thread in readers:
+        thread.join()
+    stop.set()
+    for thread in writers:
+        thread.join()
+    assert not torn
+
+
+@torch.library.custom_op("fork_test::split_size_now", mutates_args=())
+def split_size_now(x: torch.Tensor) -> torch.Tensor:
+    enabled, size = flash_attn_2_cuda.get_deterministic_mode()
+    return torch.full_like(x, size if enabled else 0)
+
+
+@split_size_now.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_compiled_function_obeys_the_mode_it_runs_under() -> None:
+    """An operator that reads the mode as the forward pass does, compiled once and called in several modes."""
+    compiled = torch.compile(lambda x: split_size_now(x) + 0, backend="aot_eager", fullgraph=True)
+    x = torch.zeros(1)
+    assert compiled(x).item() == 0
+    with deterministic_mode(split_size=256):
+        assert compiled(x).item() == 256
+        with deterministic_mode(split_size=512):
+            assert compiled(x).item() == 512
+    set_deterministic_mode(True, 1024)
+    assert compiled(x).item() == 1024
+    set_deterministic_mode(False)
+    assert compiled(x).item() == 0
+
+
+def test_scope_inside_a_compiled_function() -> None:
+    @torch.compile(backend="aot_eager")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        before = split_size_now(x)
+        with deterministic_mode(split_size=768):
+            inside = split_size_now(x)
+        return torch.stack([before, inside, split_size_now(x)])
+
+    for _ in range(2):
+        assert function(torch.zeros(1)).flatten().tolist() == [0, 768, 0]
