@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shutil
 import sys
 import time
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where upstream comes from (default: auto, the submodule where it is initialised)",
     )
     build.add_argument("--no-cache", action="store_true", help="do without the compile cache")
+    build.add_argument("--stock", action="store_true", help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)")
     build.add_argument("--out", metavar="DIR", type=Path, default=ROOT / "dist", help="where wheels go (default: dist/)")
     build.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
 
@@ -93,13 +95,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _apply(loaded: matrix.Matrix, source: upstream.Source) -> tuple[series.Series, series.Tree]:
+def _apply(loaded: matrix.Matrix, source: upstream.Source, *, stock: bool = False) -> tuple[series.Series, series.Tree]:
+    """Apply the series; for stock kernels its first patch alone, which lets a build choose kernels and no more."""
     patches = series.read(ROOT / "patches")
     console.step(f"Upstream {loaded.upstream.version}")
     checkout = upstream.find(loaded.upstream, ROOT / "upstream", _cache() / "sdist", source)
     console.note(f"from {checkout.source.value}: {checkout.why}")
-    console.step(f"Applying {len(patches.patches)} patches")
-    tree = series.apply(patches, loaded.upstream, checkout, ROOT / "build/source")
+    if stock:
+        patches = series.Series(patches.folder, patches.patches[:1])
+    console.step(f"Applying {len(patches.patches)} of the patches")
+    tree = series.apply(patches, loaded.upstream, checkout, ROOT / "build" / ("stock-source" if stock else "source"))
     console.note(f"commit {tree.commit}, digest {tree.digest[:16]}…, in {tree.root}")
     return patches, tree
 
@@ -120,33 +125,37 @@ def _list(loaded: matrix.Matrix) -> None:
     console.out.print(table)
 
 
-def _build_one(loaded: matrix.Matrix, target: matrix.Target, python: str, options: argparse.Namespace) -> wheel.Built:
-    chosen = options.kernels or target.kernels
-    architectures = options.arch or target.architectures
+def _build_one(loaded: matrix.Matrix, target: matrix.Target, python: str, options: argparse.Namespace) -> None:
     build = ROOT / "build"
     started = time.monotonic()
-    patches, tree = _apply(loaded, options.source)
+    patches, tree = _apply(loaded, options.source, stock=options.stock)
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, build, cache=not options.no_cache)
     console.note(f"nvcc {tools.toolkit.version}: {tools.toolkit.why}")
     console.note(f"torch {tools.environment.torch}, C++ compiler {tools.cxx}")
-    console.step(f"Compiling {len(chosen)} kernel files for {', '.join('sm_' + a for a in architectures)}, and the binding")
-    units = kernels.kernel_units(tree, tools, chosen, architectures, build)
-    binding = kernels.binding_unit(tree, tools, chosen, build)
-    compiled = kernels.compile_units(tree, tools, [*units, binding], chosen, architectures, build=build, jobs=options.jobs)
+    flavour = kernels.STOCK if options.stock else kernels.FORK
+    plan = kernels.Plan(tree, tools, options.kernels or target.kernels, options.arch or target.architectures, build, flavour)
+    console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding")
+    binding = kernels.binding_unit(plan)
+    compiled = kernels.compile_units(plan, [*kernels.kernel_units(plan), binding], options.jobs)
     console.note(
         f"{compiled.built} compiled in {console.duration(compiled.seconds)}; compile cache: {compiled.cache_hits} hits, {compiled.cache_misses} misses"
     )
-    console.step("Linking and packing")
-    extension = binding.target.parent / f"{wheel.EXTENSION}-{'-'.join(architectures)}.so"
+    console.step("Linking")
+    extension = binding.target.parent / f"{flavour.extension}-{'-'.join(plan.architectures)}.so"
     wheel.link(tools, compiled.objects, extension, build / "logs" / "link.log")
-    facts = wheel.provenance(loaded, target, patches, tree, tools, chosen, architectures)
-    built = wheel.pack(
-        loaded, target, tree, tools, extension, facts, notice=ROOT / "NOTICE", dist=options.out.resolve(), log=build / "logs" / "metadata.log"
-    )
-    console.done(f"{built.path}  {built.size / 1e6:.1f} MB  {console.duration(time.monotonic() - started)}")
-    console.note(f"sha256 {built.sha256}")
-    return built
+    out = options.out.resolve()
+    if options.stock:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"{flavour.extension}.cpython-{tools.environment.tag[2:]}-x86_64-linux-gnu.so"
+        shutil.copyfile(extension, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+    else:
+        facts = wheel.provenance(loaded, target, patches, plan)
+        path = wheel.pack(loaded, target, plan, extension, facts, notice=ROOT / "NOTICE", dist=out, log=build / "logs" / "metadata.log")
+    content = path.read_bytes()
+    console.done(f"{path}  {len(content) / 1e6:.1f} MB  {console.duration(time.monotonic() - started)}")
+    console.note(f"sha256 {hashlib.sha256(content).hexdigest()}")
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -172,7 +181,8 @@ def _build(options: argparse.Namespace) -> None:
         console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 12 GB, most of it for torch.")
     for target, python in planned:
         _build_one(loaded, target, python, options)
-    console.note("next: nox -s verify, on a machine with a GPU")
+    if not options.stock:
+        console.note("next: nox -s verify, on a machine with a GPU")
 
 
 def _verify(options: argparse.Namespace) -> None:

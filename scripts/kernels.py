@@ -46,7 +46,7 @@ NVCC_FLAGS = (
     "--expt-extended-lambda",
     "--use_fast_math",
 )
-CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=flash_attn_2_cuda")
+CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-DTORCH_API_INCLUDE_EXTENSION_H")
 _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
 
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
@@ -60,6 +60,31 @@ _SECONDS = {
     (Pass.BWD, True): 200,
 }
 _BYTES = {Pass.FWD: 4.0e9, Pass.SPLIT: 4.0e9, Pass.BWD: 6.5e9}
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """The extension's name, and what tells its code from another's in the same process."""
+
+    extension: str
+    defines: tuple[str, ...] = ()
+
+
+FORK = Flavour("flash_attn_2_cuda")
+# Unpatched kernels to measure against, beside ours: its own module name and C++ namespace.
+STOCK = Flavour("flash_stock_cuda", ("-DFLASH_NAMESPACE=flash_stock",))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compiled: a source tree into an extension."""
+
+    tree: Tree
+    toolchain: Toolchain
+    kernels: tuple[Kernel, ...]
+    architectures: tuple[str, ...]
+    build: Path
+    flavour: Flavour = FORK
 
 
 @dataclass(frozen=True)
@@ -124,47 +149,42 @@ def _abi(toolchain: Toolchain) -> str:
     return f"-D_GLIBCXX_USE_CXX11_ABI={int(toolchain.environment.cxx11_abi)}"
 
 
-def kernel_units(tree: Tree, toolchain: Toolchain, kernels: Sequence[Kernel], architectures: Sequence[str], build: Path) -> list[Unit]:
+def kernel_units(plan: Plan) -> list[Unit]:
     """Kernel files, longest first, in the folder of their digest."""
-    key = _digest(tree.commit, toolchain.toolkit.version, toolchain.environment.torch, NVCC_FLAGS, _abi(toolchain), sorted(architectures))
-    folder = build / "kernels" / key
+    tools = plan.toolchain
+    key = _digest(
+        plan.tree.commit, tools.toolkit.version, tools.environment.torch, NVCC_FLAGS, plan.flavour.defines, _abi(tools), sorted(plan.architectures)
+    )
+    folder = plan.build / "kernels" / key
+    count = len(plan.architectures)
     units = [
-        Unit(f"csrc/flash_attn/src/{k.source}", folder / f"{k.name}.o", "nvcc", seconds_expected(k, len(architectures)), _BYTES[k.kind])
-        for k in kernels
+        Unit(f"csrc/flash_attn/src/{k.source}", folder / f"{k.name}.o", "nvcc", seconds_expected(k, count), _BYTES[k.kind]) for k in plan.kernels
     ]
     return sorted(units, key=lambda unit: (-unit.seconds, unit.source))
 
 
-def binding_unit(tree: Tree, toolchain: Toolchain, kernels: Sequence[Kernel], build: Path) -> Unit:
+def binding_unit(plan: Plan) -> Unit:
     """``flash_api.cpp``: it alone depends on Python, torch's ABI and the choice of kernels."""
-    key = _digest(
-        tree.commit, toolchain.environment.torch, toolchain.environment.tag, CXX_FLAGS, masks(kernels), _abi(toolchain), toolchain.toolkit.version
-    )
-    return Unit("csrc/flash_attn/flash_api.cpp", build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9)
+    tools = plan.toolchain
+    parts = (tools.environment.torch, tools.environment.tag, _abi(tools), tools.toolkit.version)
+    key = _digest(plan.tree.commit, *parts, CXX_FLAGS, plan.flavour.extension, plan.flavour.defines, masks(plan.kernels))
+    return Unit("csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9)
 
 
-def _write_ninja(
-    path: Path, tree: Tree, toolchain: Toolchain, units: Sequence[Unit], kernels: Sequence[Kernel], architectures: Sequence[str]
-) -> None:
-    launcher = [str(toolchain.sccache)] if toolchain.sccache else []
-    includes = [f"-I{folder}" for folder in _INCLUDES]
-    nvcc = [
-        *launcher,
-        str(toolchain.toolkit.nvcc),
-        *NVCC_FLAGS,
-        *gencode(architectures),
-        f"-ccbin={toolchain.cxx}",
-        "-Xcompiler=-fPIC",
-        _abi(toolchain),
-    ]
-    cxx = [*launcher, str(toolchain.cxx), *CXX_FLAGS, *masks(kernels), _abi(toolchain)]
+def _write_ninja(path: Path, plan: Plan, units: Sequence[Unit]) -> None:
+    tools = plan.toolchain
+    launcher = [str(tools.sccache)] if tools.sccache else []
+    common = [*plan.flavour.defines, _abi(tools), *(f"-I{folder}" for folder in _INCLUDES), *_system_includes(tools)]
+    nvcc = [str(tools.toolkit.nvcc), *NVCC_FLAGS, *gencode(plan.architectures), f"-ccbin={tools.cxx}", "-Xcompiler=-fPIC"]
+    cxx = [str(tools.cxx), *CXX_FLAGS, f"-DTORCH_EXTENSION_NAME={plan.flavour.extension}", *masks(plan.kernels)]
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         writer = ninja_syntax.Writer(cast("Any", file), width=10**6)  # annotated as str, used as a file
         for rule, command in (("nvcc", nvcc), ("cxx", cxx)):
-            words = quoted([*command, *includes, *_system_includes(toolchain)])
             # An object appears whole or not at all. A generator's object is not made again when its command line
             # changes: all that matters is in the folder's name, and with or without the cache it is the same.
-            steps = f"cd {quoted([tree.root])} && {words} -c $source -o $out.part && mv $out.part $out"
+            words = quoted([*launcher, *command, *common])
+            steps = f"cd {quoted([plan.tree.root])} && {words} -c $source -o $out.part && mv $out.part $out"
             writer.rule(rule, command=steps, description="$source", generator=True)
         for unit in units:
             # The tree's content is in the folder's name: no dependency file, which sccache would not cache with.
@@ -229,30 +249,22 @@ def _ninja(command: list[str], env: dict[str, str], log: Path, units: Sequence[U
                 unit.target.with_name(unit.target.name + ".part").unlink(missing_ok=True)
 
 
-def compile_units(
-    tree: Tree,
-    toolchain: Toolchain,
-    units: Sequence[Unit],
-    kernels: Sequence[Kernel],
-    architectures: Sequence[str],
-    *,
-    build: Path,
-    jobs: int | None,
-) -> Compiled:
+def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compiled:
     """Compile what is not there yet.
 
     Raises:
         CompileError: with the failed command, the end of its output, and where the whole log is.
         KeyboardInterrupt: after the compilers were stopped; what was finished stays for the next run.
     """
+    toolchain = plan.toolchain
     objects = tuple(unit.target for unit in units)
     for unit in units:
         unit.target.parent.mkdir(parents=True, exist_ok=True)
-    logs = build / "logs"
+    logs = plan.build / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     stamp = _digest([str(o) for o in objects])
-    ninja_file, log = logs / f"compile-{stamp}.ninja", logs / f"compile-{stamp}.log"
-    _write_ninja(ninja_file, tree, toolchain, units, kernels, architectures)
+    ninja_file, log = plan.build / "ninja" / stamp / "build.ninja", logs / f"compile-{stamp}.log"
+    _write_ninja(ninja_file, plan, units)
     limit, reason = job_limit(jobs, max(unit.memory for unit in units))
     by_source = {unit.source: unit for unit in units}
     started = time.monotonic()
@@ -262,10 +274,10 @@ def compile_units(
     left = sum(unit.seconds for unit in units)
     work_done = 0.0
     finished = 0
-    command = [str(toolchain.ninja), "-f", str(ninja_file), f"-j{limit}", "-C", str(logs)]
+    command = [str(toolchain.ninja), "-C", str(ninja_file.parent), f"-j{limit}"]
     left -= sum(unit.seconds for unit in units if unit not in pending)
     tail: list[str] = []
-    with _cache_server(toolchain, build.parent) as cache, console.progress() as progress:
+    with _cache_server(toolchain, plan.build.parent) as cache, console.progress() as progress:
         bar = progress.add_task("compiling", total=len(units), completed=len(units) - len(pending))
         env = {**os.environ, **cache, "NINJA_STATUS": "[%f/%t] ", "TERM": "dumb"}
         with _ninja(command, env, log, units) as ninja, log.open("a", encoding="utf-8") as record:

@@ -12,7 +12,6 @@ import shutil
 import tempfile
 import zipfile
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.message import Message
 from email.parser import Parser
@@ -22,30 +21,21 @@ from typing import TYPE_CHECKING, Any
 from wheel.wheelfile import WheelFile
 
 from scripts.errors import WheelError
-from scripts.kernels import flags_used
+from scripts.kernels import FORK, flags_used
 from scripts.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from scripts.matrix import Kernel, Matrix, Target
+    from scripts.kernels import Plan
+    from scripts.matrix import Matrix, Target
     from scripts.series import Series, Tree
     from scripts.toolchain import Toolchain
 
-EXTENSION = "flash_attn_2_cuda"
 PROVENANCE = "flash_attn/_fork.json"
 PROVENANCE_FORMAT = 1
 _DATE = (2025, 1, 1, 0, 0, 0)  # of every entry, as in the series' commits
 _TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")
-
-
-@dataclass(frozen=True)
-class Built:
-    """A finished wheel."""
-
-    path: Path
-    size: int
-    sha256: str
 
 
 @contextmanager
@@ -121,17 +111,9 @@ def _fork_metadata(upstream: Message, matrix: Matrix, target: Target, python: st
     return ordered.as_string(maxheaderlen=0)
 
 
-def provenance(
-    matrix: Matrix,
-    target: Target,
-    series: Series,
-    tree: Tree,
-    toolchain: Toolchain,
-    kernels: Sequence[Kernel],
-    architectures: Sequence[str],
-) -> dict[str, Any]:
+def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> dict[str, Any]:
     """What ``flash_attn/_fork.json`` holds and ``fork_info()`` returns."""
-    pin = matrix.upstream
+    pin, tree = matrix.upstream, plan.tree
     return {
         "format": PROVENANCE_FORMAT,
         "upstream": {
@@ -148,40 +130,29 @@ def provenance(
             "patches": [{"name": p.name, "subject": p.subject, "sha256": hashlib.sha256(p.content).hexdigest()} for p in series.patches],
         },
         "target": target.name,
-        "kernel_set": [k.name for k in kernels],
-        "architectures": list(architectures),
+        "kernel_set": [k.name for k in plan.kernels],
+        "architectures": list(plan.architectures),
         "cuda": target.cuda,
         "torch": target.torch,
-        "nvcc": {"version": toolchain.toolkit.version, "flags": flags_used(architectures)},
+        "nvcc": {"version": plan.toolchain.toolkit.version, "flags": flags_used(plan.architectures)},
     }
 
 
-def pack(
-    matrix: Matrix,
-    target: Target,
-    tree: Tree,
-    toolchain: Toolchain,
-    extension: Path,
-    facts: dict[str, Any],
-    *,
-    notice: Path,
-    dist: Path,
-    log: Path,
-) -> Built:
+def pack(matrix: Matrix, target: Target, plan: Plan, extension: Path, facts: dict[str, Any], *, notice: Path, dist: Path, log: Path) -> Path:
     """Write the wheel into ``dist``, aside and then renamed."""
-    tag = toolchain.environment.tag
+    tree, tag = plan.tree, plan.toolchain.environment.tag
     version = matrix.version(target)
     info = f"flash_attn-{version}.dist-info"
     name = f"flash_attn-{version}-{tag}-{tag}-linux_x86_64.whl"
-    metadata = _fork_metadata(_metadata(tree, toolchain, log), matrix, target, f"{tag[2]}.{tag[3:]}")
+    metadata = _fork_metadata(_metadata(tree, plan.toolchain, log), matrix, target, f"{tag[2]}.{tag[3:]}")
     wheel = f"Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\nTag: {tag}-{tag}-linux_x86_64\n"
     entries: dict[str, bytes] = {p.relative_to(tree.root).as_posix(): p.read_bytes() for p in (tree.root / "flash_attn").rglob("*.py")}
     entries |= {
         PROVENANCE: (json.dumps(facts, indent=1) + "\n").encode(),
-        f"{EXTENSION}.cpython-{tag[2:]}-x86_64-linux-gnu.so": extension.read_bytes(),
+        f"{FORK.extension}.cpython-{tag[2:]}-x86_64-linux-gnu.so": extension.read_bytes(),
         f"{info}/METADATA": metadata.encode(),
         f"{info}/WHEEL": wheel.encode(),
-        f"{info}/top_level.txt": f"flash_attn\n{EXTENSION}\n".encode(),
+        f"{info}/top_level.txt": f"flash_attn\n{FORK.extension}\n".encode(),
         f"{info}/licenses/LICENSE": (tree.root / "LICENSE").read_bytes(),
         f"{info}/licenses/AUTHORS": (tree.root / "AUTHORS").read_bytes(),
         f"{info}/licenses/NOTICE": notice.read_bytes(),
@@ -197,10 +168,4 @@ def pack(
                 header.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(header, entries[entry])
         aside.replace(dist / name)
-    return built(dist / name)
-
-
-def built(path: Path) -> Built:
-    """Size and hash of a wheel on disk."""
-    content = path.read_bytes()
-    return Built(path, len(content), hashlib.sha256(content).hexdigest())
+    return dist / name

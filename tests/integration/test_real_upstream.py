@@ -100,7 +100,7 @@ def test_a_checkout_at_another_commit_is_an_error_with_git_and_a_reason_with_aut
 def test_a_submodule_that_is_not_initialised_is_an_error_with_git(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     (tmp_path / "upstream").mkdir()
-    with pytest.raises(UpstreamError, match="not initialised .*git submodule update --init upstream"):
+    with pytest.raises(UpstreamError, match=r"not initialised .*git submodule update --init upstream"):
         upstream.find(PIN, tmp_path / "upstream", tmp_path / "cache", upstream.Source.GIT)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -34,10 +35,13 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64)
 
 
+def plan(tmp_path: Path, tools: Toolchain, chosen: tuple[matrix.Kernel, ...] = KERNELS, arch: str = "90") -> kernels.Plan:
+    return kernels.Plan(tree(tmp_path), tools, chosen, (arch,), tmp_path / "build")
+
+
 def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> kernels.Compiled:
-    build = tmp_path / "build"
-    units = kernels.kernel_units(tree(tmp_path), tools, KERNELS, ["90"], build)
-    return kernels.compile_units(tree(tmp_path), tools, units, KERNELS, ["90"], build=build, jobs=jobs)
+    planned = plan(tmp_path, tools)
+    return kernels.compile_units(planned, kernels.kernel_units(planned), jobs)
 
 
 def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
@@ -97,20 +101,20 @@ except KeyboardInterrupt:
 
 
 def test_longest_files_come_first(tmp_path: Path) -> None:
-    units = kernels.kernel_units(tree(tmp_path), toolchain(tmp_path, ""), KERNELS, ["90"], tmp_path)
+    units = kernels.kernel_units(plan(tmp_path, toolchain(tmp_path, "")))
     assert [u.seconds for u in units] == sorted((u.seconds for u in units), reverse=True)
 
 
 def test_the_binding_s_folder_follows_the_kernel_choice_and_the_kernels_do_not(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, "")
-    fewer = KERNELS[:2]
-    assert (
-        kernels.binding_unit(tree(tmp_path), tools, KERNELS, tmp_path).target != kernels.binding_unit(tree(tmp_path), tools, fewer, tmp_path).target
-    )
-    whole = {u.source: u.target for u in kernels.kernel_units(tree(tmp_path), tools, KERNELS, ["90"], tmp_path)}
-    assert all(whole[u.source] == u.target for u in kernels.kernel_units(tree(tmp_path), tools, fewer, ["90"], tmp_path))
-    other = kernels.kernel_units(tree(tmp_path), tools, fewer, ["80"], tmp_path)
-    assert not {u.target for u in other} & set(whole.values())
+    whole, fewer, other = plan(tmp_path, tools), plan(tmp_path, tools, KERNELS[:2]), plan(tmp_path, tools, arch="80")
+    stock = dataclasses.replace(whole, flavour=kernels.STOCK)
+    bindings = {kernels.binding_unit(p).target for p in (whole, fewer, stock)}
+    assert len(bindings) == 3
+    targets = {u.source: u.target for u in kernels.kernel_units(whole)}
+    assert all(targets[u.source] == u.target for u in kernels.kernel_units(fewer))
+    for different in (other, stock):
+        assert not {u.target for u in kernels.kernel_units(different)} & set(targets.values())
 
 
 def test_jobs_are_limited_by_memory() -> None:

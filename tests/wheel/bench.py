@@ -4,7 +4,7 @@
 
 The variants alternate in one process on the same random tensors; times are medians of CUDA events in
 milliseconds, memory is what the call allocates above its inputs. ``--stock`` takes an extension of
-unpatched upstream, built from the same pin with the same flags (scripts.stock builds it); without it
+unpatched upstream, built from the same pin with the same flags (nox -s build -- --stock); without it
 the ratios are against this wheel with the mode off.
 """
 

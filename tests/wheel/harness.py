@@ -152,8 +152,8 @@ def dense(config: Config, sequences: list[Sequence], which: int = 0) -> Rows:
     return Rows(out[which], lse[which])
 
 
-def varlen(config: Config, sequences: list[Sequence], which: int = 0, slack: int = 0) -> Rows:
-    """Sequences packed end to end; ``slack`` is added to the longest key length that the call names."""
+def varlen(config: Config, sequences: list[Sequence], which: int = 0, slack: int = 0, slack_q: int = 0) -> Rows:
+    """Sequences packed end to end; ``slack`` and ``slack_q`` are added to the longest key and query lengths that the call names."""
 
     def cumulative(lengths: list[int]) -> Tensor:
         return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
@@ -161,7 +161,7 @@ def varlen(config: Config, sequences: list[Sequence], which: int = 0, slack: int
     len_q, len_k = [len(s.q) for s in sequences], [len(s.k) for s in sequences]
     cu_q, cu_k = cumulative(len_q), cumulative(len_k)
     q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
-    out, lse, _ = flash_attn_varlen_func(q, k, v, cu_q, cu_k, max(len_q), max(len_k) + slack, return_attn_probs=True, **config.kwargs())
+    out, lse, _ = flash_attn_varlen_func(q, k, v, cu_q, cu_k, max(len_q) + slack_q, max(len_k) + slack, return_attn_probs=True, **config.kwargs())
     rows = slice(int(cu_q[which]), int(cu_q[which + 1]))
     return Rows(out[rows], lse[:, rows])
 

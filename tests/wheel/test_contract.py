@@ -339,7 +339,79 @@ def test_fewer_keys_named_than_there_are_is_nan_not_a_wrong_sum() -> None:
     config.need("split")
     sequence = Draw(6).sequence(config, 70, 2000)
     with deterministic_mode():
-        assert varlen(config, [sequence], slack=-1000).out.isnan().all()
+        short = varlen(config, [sequence], slack=-1000)
+    assert short.out.isnan().all()
+    assert short.lse.isnan().all()
+
+
+@pytest.mark.sanitizer
+def test_fewer_queries_named_than_there_are_is_nan_and_touches_no_other_row() -> None:
+    config = Config(heads=4, heads_k=4)
+    config.need("split")
+    draw = Draw(14)
+    sequences = [draw.sequence(config, n, 600) for n in (10, 50, 10)]
+    with deterministic_mode():
+        whole = [varlen(config, sequences, i) for i in range(3)]
+        short = [varlen(config, sequences, i, slack_q=-40) for i in range(3)]
+    for i in (0, 2):
+        short[i].assert_same(whole[i], f"sequence {i}")
+    Rows(short[1].out[:10], short[1].lse[:, :10]).assert_same(Rows(whole[1].out[:10], whole[1].lse[:, :10]), "rows that were named")
+    assert short[1].out[10:].isnan().all()
+    assert short[1].lse[:, 10:].isnan().all()
+
+
+def test_split_size_beyond_every_sequence() -> None:
+    config = Config()
+    config.need("split")
+    sequence = Draw(15).sequence(config, 70, 2000)
+    with deterministic_mode(split_size=2**30):
+        assert_accurate(config, dense(config, [sequence]), sequence)
+
+
+GRADIENTS = [
+    Config(causal=True),
+    Config(heads_k=2),
+    Config(window=(200, 0)),
+    Config(alibi=True, causal=True),
+    Config(softcap=15.0),
+    Config(head_dim=128, dtype="bf16", causal=True),
+]
+
+
+@pytest.mark.parametrize("config", GRADIENTS, ids=str)
+def test_gradients_fit_the_forward_pass(config: Config) -> None:
+    """Upstream's backward pass runs on our out and lse: its error is at most twice that of PyTorch's own operations."""
+    config.need("split", "fwd", "bwd")
+    sequence = Draw(seed_of(config, "gradients")).sequence(config, 700, 700)
+    upstreams = torch.randn_like(sequence.q)
+
+    def gradients(call: Callable[[Sequence], torch.Tensor]) -> list[torch.Tensor]:
+        leaves = [t.detach().clone().requires_grad_() for t in (sequence.q, sequence.k, sequence.v)]
+        return list(torch.autograd.grad(call(Sequence(*leaves)), leaves, upstreams))
+
+    with deterministic_mode():
+        got = gradients(lambda s: dense(config, [s]).out)
+    exact = gradients(lambda s: reference(config, s).out.to(upstreams.dtype))
+    plain = gradients(lambda s: reference(config, s, dtype=upstreams.dtype).out)
+    for name, ours, right, other in zip("qkv", got, exact, plain, strict=True):
+        error, allowed = ((t.double() - right.double()).abs().max().item() for t in (ours, other))
+        assert error <= 2 * allowed + 1e-3, f"d{name} is off by {error:.3g}, PyTorch's own error is {allowed:.3g}"
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths"),
+    [(Config(alibi=True, window=(700, 0)), (100, 512)), (Config(window=(-1, 130)), (257, 128))],
+    ids=str,
+)
+def test_gradients_that_would_be_wrong_are_refused(config: Config, lengths: tuple[int, int]) -> None:
+    config.need("split")
+    sequence = Draw(16).sequence(config, *lengths)
+    for call in (dense, varlen):
+        with deterministic_mode():
+            call(config, [sequence])
+            needs = Sequence(sequence.q.clone().requires_grad_(), sequence.k, sequence.v)
+            with pytest.raises(ValueError, match="the backward pass would take it for another window"):
+                call(config, [needs])
 
 
 def test_split_size_is_part_of_the_bits() -> None:

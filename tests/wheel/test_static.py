@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import flash_attn
@@ -97,10 +98,11 @@ def test_environment_sets_the_defaults() -> None:
 def test_bad_environment_is_an_error_at_import_that_names_it(name: str, value: str) -> None:
     done = run_python("import flash_attn", **{name: value})
     assert done.returncode != 0
-    assert f"{name}='{value}'" in done.stderr
+    # A ValueError, not an ImportError: "try: import flash_attn" must not take it for a missing package.
+    assert f"ValueError: {name}='{value}'" in done.stderr
 
 
-@pytest.mark.parametrize("bad", [0, -512, 100, 2**31, 2**40])
+@pytest.mark.parametrize("bad", [0, -512, 100, 2**30 + 64, 2**31, 2**40])
 def test_bad_split_size_is_a_value_error_that_names_it(bad: int) -> None:
     for call in (lambda: set_deterministic_mode(True, bad), lambda: deterministic_mode(split_size=bad).__enter__()):
         with pytest.raises(ValueError, match=f"split_size={bad}"):
@@ -134,6 +136,43 @@ def test_scope_decorates_a_function() -> None:
     assert inside() == (True, 256)
     assert inside() == (True, 256)
     assert not get_deterministic_mode().enabled
+
+
+def test_scope_decorates_concurrent_and_recursive_calls() -> None:
+    barrier = threading.Barrier(4)
+
+    @deterministic_mode(split_size=256)
+    def inside(depth: int) -> bool:
+        if depth:
+            return inside(depth - 1)
+        barrier.wait(10)
+        return get_deterministic_mode() == (True, 256)
+
+    seen: list[bool] = []
+    threads = [threading.Thread(target=lambda: seen.append(inside(3))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 4
+
+
+def test_scope_refuses_to_decorate_what_runs_after_the_call() -> None:
+    async def coroutine() -> None:
+        pass
+
+    def generator() -> Iterator[None]:
+        yield
+
+    for function in (coroutine, generator):
+        with pytest.raises(TypeError, match="cannot decorate"):
+            deterministic_mode()(function)
+
+
+def test_environment_is_read_once() -> None:
+    code = "import os, flash_attn as f; os.environ['FA2_SPLIT_SIZE'] = 'bad'; f.set_deterministic_mode(True); print(f.get_deterministic_mode().split_size)"
+    done = run_python(code, FA2_SPLIT_SIZE="1024")
+    assert done.stdout.strip() == "1024", done.stderr
 
 
 def test_scope_stays_in_its_thread_and_the_process_mode_reaches_all() -> None:
