@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -225,6 +226,8 @@ def main_inner(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run one command; translate errors into text and exit status."""
+    # A polite end from outside is as good as Ctrl-C: compilers stop, nothing half-written stays.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main_inner(sys.argv[1:])
     except BuildError as e:

@@ -15,11 +15,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import psutil
 from ninja import ninja_syntax
 
 from scripts import console
@@ -191,28 +192,51 @@ def _write_ninja(path: Path, plan: Plan, units: Sequence[Unit]) -> None:
             writer.build([str(unit.target)], unit.rule, variables={"source": unit.source})
 
 
+def _end_tree(pid: int) -> None:
+    """End a process and all that it started; the server starts compilers in sessions of their own."""
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        root.suspend()  # so that it starts nothing more
+        tree = [*root.children(recursive=True), root]
+        for process in tree:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(tree[:-1], timeout=10)
+
+
 @contextmanager
-def _cache_server(toolchain: Toolchain, root: Path) -> Iterator[dict[str, str]]:
-    """A compile cache server of our own, so that one already running keeps its settings."""
+def _cache_server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[str, str]]:
+    """A compile cache server of our own: one already running keeps its settings, and ours ends with us.
+
+    The compilers are the server's children; they end when the block is left.
+    """
     if toolchain.sccache is None:
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="fa2-sccache-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fa2-sccache-") as folder, log.open("w", encoding="utf-8") as messages:
+        socket = Path(folder) / "socket"
         env = {
-            "SCCACHE_SERVER_UDS": f"{folder}/socket",
+            "SCCACHE_SERVER_UDS": str(socket),
             # Paths below the clone are not part of the key, so another clone finds the same objects.
             "SCCACHE_BASEDIRS": str(root),
             "SCCACHE_IDLE_TIMEOUT": "0",
         }
-        merged = {**os.environ, **env}
-        server = str(toolchain.sccache)
-        started = subprocess.run([server, "--start-server"], env=merged, capture_output=True, text=True, check=False)
-        if started.returncode != 0:
-            raise CompileError(f"could not start the compile cache:\n{last_lines(started.stderr)}\nBuild with --no-cache to go without.")
+        foreground = {**os.environ, **env, "SCCACHE_START_SERVER": "1", "SCCACHE_NO_DAEMON": "1"}
+        server = subprocess.Popen([str(toolchain.sccache)], env=foreground, stdout=messages, stderr=messages, start_new_session=True)
         try:
+            deadline = time.monotonic() + 30
+            while not socket.exists():
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise CompileError(
+                        f"the compile cache did not start:\n{last_lines(log.read_text(encoding='utf-8'))}\n"
+                        f"The full log is {log}. Build with --no-cache to go without."
+                    )
+                time.sleep(0.02)
             yield env
         finally:
-            subprocess.run([server, "--stop-server"], env=merged, capture_output=True, check=False)
+            # A fresh entry is written aside and renamed, so ending the server loses none and damages none.
+            _end_tree(server.pid)
+            server.wait()
 
 
 def _cache_counts(toolchain: Toolchain, env: dict[str, str]) -> tuple[int, int]:
@@ -277,7 +301,7 @@ def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compil
     command = [str(toolchain.ninja), "-C", str(ninja_file.parent), f"-j{limit}"]
     left -= sum(unit.seconds for unit in units if unit not in pending)
     tail: list[str] = []
-    with _cache_server(toolchain, plan.build.parent) as cache, console.progress() as progress:
+    with _cache_server(toolchain, plan.build.parent, logs / f"cache-{stamp}.log") as cache, console.progress() as progress:
         bar = progress.add_task("compiling", total=len(units), completed=len(units) - len(pending))
         env = {**os.environ, **cache, "NINJA_STATUS": "[%f/%t] ", "TERM": "dumb"}
         with _ninja(command, env, log, units) as ninja, log.open("a", encoding="utf-8") as record:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -102,6 +103,34 @@ def test_a_wheel_whose_provenance_lies_fails_verification(wheel: Path, tmp_path:
     done = scripts("verify", str(forged), "--pytest=-k", "--pytest=inside or machine_code")
     assert done.returncode == 10, done.stdout + done.stderr
     assert "2 cases failed" in done.stderr
+
+
+def test_an_interrupt_ends_the_compilers_too(tmp_path: Path) -> None:
+    """The steps of nvcc run under the compile cache's server: no part of it may go on by itself."""
+    command = [sys.executable, "-m", "scripts", "build", "--kernels", "hdim256,bf16,bwd,causal", "--source", "sdist", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def descendants() -> dict[int, str]:
+        listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+        rows = [line.split(None, 2) for line in listed.splitlines()]
+        found = {process.pid: ""}
+        for _ in range(10):
+            found |= {int(pid): args for pid, parent, args in rows if int(parent) in found}
+        return found
+
+    deadline = time.monotonic() + 120
+    while not any("cicc" in args for args in descendants().values()):
+        assert time.monotonic() < deadline, process.communicate()
+        time.sleep(0.2)
+    running = descendants()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from there" in err
+    left = [pid for pid in running if Path(f"/proc/{pid}").exists()]
+    assert not left, [running[pid] for pid in left]
+    assert not list(tmp_path.iterdir())
+    assert not list((ROOT / "build/kernels").rglob("bwd_hdim256*"))
 
 
 def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: Path) -> None:
