@@ -9,7 +9,7 @@ import pytest
 from scripts import changes, matrix, series
 from scripts.errors import SeriesError
 from scripts.git import Repository
-from tests.conftest import BASE, checkout_of, message, write_files
+from tests.unit.conftest import BASE, checkout_of, message, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")

@@ -1,4 +1,4 @@
-"""Fixtures for unit and integration tests."""
+"""Fixtures for the unit tests."""
 
 from __future__ import annotations
 

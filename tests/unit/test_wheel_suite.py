@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).resolve().parents[1] / "wheel"
+OWN = {p.stem for p in SUITE.glob("*.py")}
+ALLOWED = {"flash_attn", "flash_attn_2_cuda", "pytest", "torch"}
+
+
+@pytest.mark.parametrize("path", sorted(SUITE.glob("*.py")), ids=lambda p: p.name)
+def test_the_wheel_suite_needs_torch_pytest_and_the_wheel_alone(path: Path) -> None:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported.add(node.module.partition(".")[0])
+    assert imported - set(sys.stdlib_module_names) <= ALLOWED | OWN
+
+
+def test_no_conftest_above_the_suite_is_loaded_with_it() -> None:
+    """Pytest loads conftest.py of every folder above; one that needs the build system would break a GPU host."""
+    assert [p for p in (SUITE.parent, SUITE.parent.parent) if (p / "conftest.py").exists()] == []
+
+
+FAKE = """
+__version__ = "0"
+def fork_info(): return {"kernels": []}
+def set_deterministic_mode(*a): pass
+def deterministic_mode(*a, **k): pass
+flash_attn_func = flash_attn_varlen_func = flash_attn_with_kvcache = None
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """The suite's own conftest around tests of our making, with a torch that sees a GPU and a wheel that does nothing."""
+    for name in ("conftest.py", "harness.py"):
+        (tmp_path / name).write_text((SUITE / name).read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "flash_attn.py").write_text(FAKE)
+    torch = "class Tensor: pass\nfloat16 = bfloat16 = float32 = float64 = dtype = Generator = int16 = int32 = None\n__version__ = '0'\n"
+    torch += (
+        "class version: cuda = '0'\nclass cuda:\n  is_available = staticmethod(lambda: GPU)\n  get_device_properties = staticmethod(lambda i: P)\n"
+    )
+    torch += "class P: name, major, minor, multi_processor_count, total_memory = 'test', 9, 0, 1, 1\nimport os\nGPU = os.environ['GPU'] == '1'\n"
+    (tmp_path / "torch.py").write_text(torch)
+    return tmp_path
+
+
+def run(suite: Path, body: str, gpu: bool = True) -> tuple[int, dict[str, object], str]:
+    import json
+    import os
+
+    (suite / "test_it.py").write_text("import pytest, harness\n" + body)
+    command = [sys.executable, "-m", "pytest", str(suite), "-c", os.devnull, f"--rootdir={suite}", "-q", "--proof", str(suite / "proof.json")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "GPU": str(int(gpu)), "PYTHONPATH": str(suite)}, cwd=suite
+    )
+    return done.returncode, json.loads((suite / "proof.json").read_text()), done.stdout
+
+
+CONTROL = "@pytest.mark.gpu\ndef test_a(control): control({0})\n@pytest.mark.gpu\ndef test_b(control): control({1}, must_differ={2})\n"
+
+
+def test_a_control_that_differs_verifies(suite: Path) -> None:
+    status, proof, _ = run(suite, CONTROL.format(True, False, True))
+    assert status == 0
+    assert proof["verified"] is True
+
+
+def test_a_run_in_which_no_control_differs_fails_though_every_case_passed(suite: Path) -> None:
+    status, proof, out = run(suite, CONTROL.format(False, True, False))
+    assert status == 1
+    assert proof["verified"] is False
+    assert "NO NEGATIVE CONTROL DIFFERED" in out
+
+
+def test_without_a_gpu_the_status_is_not_verified(suite: Path) -> None:
+    status, proof, out = run(suite, CONTROL.format(True, True, True) + "def test_static(): pass\n", gpu=False)
+    assert status == 3
+    assert proof["verified"] is False
+    assert proof["counts"] == {"not run": 2, "passed": 1}
+    assert "NOT VERIFIED: 2 GPU cases not run" in out
+
+
+def test_a_failure_outweighs_a_missing_gpu(suite: Path) -> None:
+    status, proof, _ = run(suite, "def test_static(): assert 0\n" + CONTROL.format(True, True, True), gpu=False)
+    assert status == 1
+    assert proof["verified"] is False
+
+
+def test_a_mismatch_is_in_the_proof_with_index_and_bits(suite: Path) -> None:
+    details = "{'index': [1, 2], 'bits': ['0x3c00', '0x3c01'], 'what': 'out'}"
+    status, proof, _ = run(suite, f"def test_a(): raise harness.Mismatch('differ', {details})\n")
+    assert status == 1
+    (case,) = proof["cases"].values()  # type: ignore[attr-defined]
+    assert case["mismatch"]["bits"] == ["0x3c00", "0x3c01"]
+
+
+def test_a_suite_that_runs_nothing_is_not_verified(suite: Path) -> None:
+    status, proof, _ = run(suite, "")
+    assert status != 0
+    assert proof["verified"] is False
