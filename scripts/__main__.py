@@ -138,7 +138,7 @@ def _build_one(loaded: matrix.Matrix, target: matrix.Target, python: str, option
     plan = kernels.Plan(tree, tools, options.kernels or target.kernels, options.arch or target.architectures, build, flavour)
     console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding")
     binding = kernels.binding_unit(plan)
-    compiled = kernels.compile_units(plan, [*kernels.kernel_units(plan), binding], options.jobs)
+    compiled = kernels.compile_units(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
     console.note(
         f"{compiled.built} compiled in {console.duration(compiled.seconds)}; compile cache: {compiled.cache_hits} hits, {compiled.cache_misses} misses"
     )

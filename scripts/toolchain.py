@@ -193,6 +193,15 @@ def toolkit(target: Target, env: Environment, logs: Path) -> Toolkit:
     return Toolkit(nvcc, *version, (bundled / "include",), f"cuda-toolkit {target.toolkit} from the package index ({reason})")
 
 
+def check_headers(env: Environment) -> None:
+    """Python's C headers, which Debian and others package apart: better missed now than after the kernels."""
+    if not (env.include / "Python.h").is_file():
+        version = f"{env.tag[2]}.{env.tag[3:]}"
+        raise ToolchainError(
+            f"Python {version} has no Python.h in {env.include}. Install its headers (Debian, Ubuntu: apt install python{version}-dev)."
+        )
+
+
 def host_compiler() -> Path:
     """The C++ compiler: CXX, or g++."""
     name = os.environ.get("CXX", "g++")
@@ -216,4 +225,5 @@ def assemble(target: Target, python_version: str, build: Path, *, cache: bool) -
     cxx = host_compiler()
     logs = build / "logs"
     env = environment(target, find_python(python_version), python_version, build / "env", logs)
+    check_headers(env)
     return Toolchain(env, toolkit(target, env, logs), cxx, _tool("ninja"), _tool("sccache") if cache else None)

@@ -63,7 +63,13 @@ def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path)
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(target.name + ".part")
     command: list[str | Path] = [toolchain.cxx, "-shared", "-s", "-o", aside, *objects, *(f"-L{folder}" for folder in folders), *libraries]
-    run(command, error=WheelError, what="could not link the extension", log=log)
+    run(
+        command,
+        error=WheelError,
+        what="could not link the extension",
+        hint="Objects of a damaged disk or another compiler? Delete build/kernels and build again.",
+        log=log,
+    )
     aside.replace(target)
 
 
@@ -78,7 +84,7 @@ def _metadata(tree: Tree, toolchain: Toolchain, log: Path) -> Message:
         header.touch()
         env = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "FLASH_ATTENTION_FORCE_BUILD": "TRUE", "CUDA_HOME": ""}
         command: list[str | Path] = [toolchain.environment.python, "setup.py", "--quiet", "egg_info", "--egg-base", folder]
-        run(command, error=WheelError, what="upstream's setup.py gave no metadata", cwd=source, env=env, log=log)
+        run(command, error=WheelError, what="upstream's setup.py gave no metadata", hint="Does a patch touch setup.py?", cwd=source, env=env, log=log)
         return Parser().parsestr((Path(folder) / "flash_attn.egg-info/PKG-INFO").read_text(encoding="utf-8"))
 
 

@@ -93,6 +93,14 @@ def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the
     assert "lacks cuda_runtime.h" in passed[1]
 
 
+def test_missing_python_headers_are_an_error_that_names_the_package(tmp_path: Path) -> None:
+    env = toolchain.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0", "13.0", cxx11_abi=True)
+    with pytest.raises(ToolchainError, match=r"no Python\.h .*python3\.12-dev"):
+        toolchain.check_headers(env)
+    (tmp_path / "Python.h").touch()
+    toolchain.check_headers(env)
+
+
 def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "absent-compiler")
     with pytest.raises(ToolchainError, match="absent-compiler is not on PATH"):
