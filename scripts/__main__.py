@@ -178,8 +178,8 @@ def _build(options: argparse.Namespace) -> None:
                 console.note(kernel.source)
         return
     free = shutil.disk_usage(ROOT).free
-    if free < 12e9:
-        console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 12 GB, most of it for torch.")
+    if free < 8e9:
+        console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 8 GB, most of it for torch.")
     for target, python in planned:
         _build_one(loaded, target, python, options)
     if not options.stock:

@@ -1,6 +1,6 @@
 """Link the extension and pack it with upstream's Python files, metadata and provenance into one wheel.
 
-The wheel is a function of its inputs: entries in order, one date for all of them, no paths of the machine.
+Packing adds nothing of its own to the objects: entries in order, one date for all of them.
 """
 
 from __future__ import annotations
