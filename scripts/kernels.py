@@ -143,7 +143,7 @@ def _digest(*parts: object) -> str:
 def _system_includes(toolchain: Toolchain) -> list[str]:
     env = toolchain.environment
     folders = [env.site / "torch/include", env.site / "torch/include/torch/csrc/api/include", env.include, *toolchain.toolkit.include]
-    return [f"-isystem{folder}" for folder in folders]
+    return [word for folder in folders for word in ("-isystem", str(folder))]  # apart: nvcc does not take them joined
 
 
 def _abi(toolchain: Toolchain) -> str:
@@ -267,7 +267,7 @@ def _ninja(command: list[str], env: dict[str, str], log: Path, units: Sequence[U
             yield process
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGINT)
+                os.killpg(process.pid, signal.SIGTERM)  # SIGINT may be ignored by what runs below it
                 process.wait()
             for unit in units:
                 unit.target.with_name(unit.target.name + ".part").unlink(missing_ok=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts import matrix
@@ -88,6 +88,9 @@ def test_a_missing_file_and_an_unknown_target_are_errors(tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"no target 'cu999'; it has cu130-torch2\.11"):
         matrix.load(ROOT / "wheel_matrix.toml").named("cu999")
 
+
+settings.register_profile("steady", deadline=None)  # a busy machine is no fault of the rule
+settings.load_profile("steady")
 
 words = st.lists(st.sampled_from([*(f"hdim{d}" for d in matrix.HEAD_DIMS), *matrix.DTYPES, "fwd", "split", "bwd", "causal", "full"]), min_size=1)
 
