@@ -18,6 +18,8 @@ from email.parser import Parser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
 from wheel.wheelfile import WheelFile
 
 from scripts.errors import WheelError
@@ -52,6 +54,15 @@ def _source_date() -> Iterator[None]:
             os.environ["SOURCE_DATE_EPOCH"] = before
 
 
+def needed(library: Path) -> tuple[str, ...]:
+    """The shared libraries that an ELF file asks the loader for (its ``DT_NEEDED``)."""
+    with library.open("rb") as stream:
+        dynamic = ELFFile(stream).get_section_by_name(".dynamic")
+        if not isinstance(dynamic, DynamicSection):
+            return ()
+        return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED"))  # type: ignore[attr-defined]  # set by the tag's kind
+
+
 def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path) -> None:
     """Link kernels and binding into the extension, stripped."""
     env = toolchain.environment
@@ -70,6 +81,12 @@ def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path)
         hint="Objects of a damaged disk or another compiler? Delete build/kernels and build again.",
         log=log,
     )
+    if not any(name.startswith("libstdc++.so") for name in needed(aside)):
+        aside.unlink()
+        raise WheelError(
+            f"{toolchain.cxx} linked libstdc++ into the extension; torch brings another, and the first C++ error that crosses between the two crashes "
+            "the process. Install the compiler's shared library (Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
+        )
     aside.replace(target)
 
 

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scripts import wheel
+from scripts.errors import WheelError
+from scripts.process import run
+from tests.unit.test_kernels import toolchain
+
+
+def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path:
+    """A real object that throws, linked by a real g++ with ``flags``, as the extension is."""
+    cxx = shutil.which("g++")
+    assert cxx, "g++ is missing"
+    (tmp_path / "thrower.cpp").write_text('#include <stdexcept>\nvoid thrower() { throw std::runtime_error("x"); }\n')
+    run([cxx, "-fPIC", "-c", tmp_path / "thrower.cpp", "-o", tmp_path / "thrower.o"], error=WheelError, what="no object")
+    monkeypatch.setattr(wheel, "_TORCH_LIBRARIES", ())
+    compiler = tmp_path / "cxx"
+    compiler.write_text(
+        f'#!/bin/sh\nfor last; do case "$last" in -l*) ;; *) set -- "$@" "$last";; esac; shift; done\nexec {cxx} "$@" {" ".join(flags)}\n'
+    )
+    compiler.chmod(0o755)
+    tools = toolchain(tmp_path, "exit 1\n")
+    tools = dataclasses.replace(tools, cxx=compiler)
+    wheel.link(tools, [tmp_path / "thrower.o"], tmp_path / "extension.so", tmp_path / "log")
+    return tmp_path / "extension.so"
+
+
+def test_an_extension_asks_for_the_shared_libstdcxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "libstdc++.so.6" in wheel.needed(linked(tmp_path, monkeypatch))
+
+
+def test_a_compiler_that_links_libstdcxx_statically_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WheelError, match=r"linked libstdc\+\+ into the extension"):
+        linked(tmp_path, monkeypatch, "-static-libstdc++")
+    assert not list(tmp_path.glob("extension*"))
