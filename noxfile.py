@@ -42,6 +42,42 @@ def export(session: nox.Session) -> None:
 
 
 @nox.session
+def patches(session: nox.Session) -> None:
+    """List the patches: purpose, files, guards, and which needs which."""
+    _command(session)
+
+
+@nox.session
+def guards(session: nox.Session) -> None:
+    """Run each patch's guard without and with the patch."""
+    _command(session)
+
+
+@nox.session
+def forecast(session: nox.Session) -> None:
+    """Say what becomes of the patches on other releases of upstream."""
+    _command(session)
+
+
+@nox.session
+def rebase(session: nox.Session) -> None:
+    """Move the series to another release of upstream."""
+    _command(session)
+
+
+@nox.session
+def each(session: nox.Session) -> None:
+    """Run a command after every patch."""
+    _command(session)
+
+
+@nox.session
+def bisect(session: nox.Session) -> None:
+    """Find the first patch with which a command fails."""
+    _command(session)
+
+
+@nox.session
 def changes(session: nox.Session) -> None:
     """Render CHANGES.md from the patches."""
     _command(session)
@@ -56,8 +92,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and types."""
+    """Check the patches; and, without arguments, this repository's own style and types."""
     session.install("--quiet", "--editable", ".[lint]", "pytest", "hypothesis", "nox")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("mypy")
+    session.run("python", "-m", "scripts", "lint", *session.posargs)
+    if not session.posargs:
+        session.run("ruff", "check", ".")
+        session.run("ruff", "format", "--check", ".")
+        session.run("mypy")

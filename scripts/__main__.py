@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shutil
 import signal
 import sys
@@ -13,19 +14,24 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from scripts import changes, console, kernels, matrix, series, toolchain, upstream, verify, wheel
-from scripts.errors import BuildError
+from scripts import console, kernels, maintain, matrix, toolchain, upstream, verify, wheel
+from scripts.errors import BuildError, UpstreamError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = maintain.ROOT
 
 
-def _cache() -> Path:
-    import platformdirs  # noqa: PLC0415 - only builds need it
+class _Once(argparse.Action):
+    """An option that may be given once: argparse takes the last of several without a word."""
 
-    return Path(platformdirs.user_cache_dir("flash-attention-deterministic"))
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option_string: str | None = None) -> None:
+        seen: set[str] = namespace.__dict__.setdefault("_seen", set())
+        if self.dest in seen:
+            parser.error(f"{option_string} is given twice")
+        seen.add(self.dest)
+        setattr(namespace, self.dest, values)
 
 
 def _positive(text: str) -> int:
@@ -42,10 +48,20 @@ def _kernel_choice(text: str) -> tuple[matrix.Kernel, ...]:
 
 
 def _architectures(text: str) -> tuple[str, ...]:
-    chosen = tuple(sorted(set(text.replace(" ", "").split(",")), key=lambda a: (len(a), a)))
-    if unknown := [a for a in chosen if a not in matrix.ARCHITECTURES]:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(matrix.ARCHITECTURES)} (90 is an H100 or H200)")
-    return chosen
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in matrix.ARCHITECTURES]:
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.ARCHITECTURES)} (90 is an H100 or H200)")
+    return tuple(sorted(set(words), key=lambda a: (len(a), a)))
+
+
+def _folder(text: str) -> Path:
+    path = Path(text).resolve()
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    if not existing.is_dir():
+        raise argparse.ArgumentTypeError(f"{existing} is a file, not a folder")
+    if not os.access(existing, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{existing} cannot be written to")
+    return path
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,26 +72,25 @@ def _parser() -> argparse.ArgumentParser:
         "build", help="build wheels into dist/", description="Build wheels into dist/. An interrupted build goes on where it stopped."
     )
     which = build.add_mutually_exclusive_group()
-    which.add_argument("--target", metavar="NAME", help="the target to build (default: the one marked in wheel_matrix.toml)")
+    which.add_argument("--target", action=_Once, metavar="NAME", help="the target to build (default: the one marked in wheel_matrix.toml)")
     which.add_argument("--all", action="store_true", help="build every target")
     which.add_argument("--list", action="store_true", help="list the targets and stop")
-    build.add_argument("--python", metavar="X.Y", help="the Python to build for (default: the one running this)")
+    build.add_argument("--python", action=_Once, metavar="X.Y", help="the Python to build for (default: the one running this)")
     build.add_argument(
-        "--kernels", metavar="SET", type=_kernel_choice, help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full (default: the target's)"
+        "--kernels",
+        action=_Once,
+        metavar="SET",
+        type=_kernel_choice,
+        help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full (default: the target's)",
     )
-    build.add_argument("--arch", metavar="CC,…", type=_architectures, help="compute capabilities, such as 80,90 (default: the target's)")
-    build.add_argument("--jobs", metavar="N", type=_positive, help="compilers at once (default: by cores and memory)")
     build.add_argument(
-        "--source",
-        type=upstream.Source,
-        choices=list(upstream.Source),
-        default=upstream.Source.AUTO,
-        metavar="git|sdist|auto",
-        help="where upstream comes from (default: auto, the submodule where it is initialised)",
+        "--arch", action=_Once, metavar="CC,…", type=_architectures, help="compute capabilities, such as 80,90 (default: the target's)"
     )
+    build.add_argument("--jobs", action=_Once, metavar="N", type=_positive, help="compilers at once (default: by cores and memory)")
+    maintain.add_source(build)
     build.add_argument("--no-cache", action="store_true", help="do without the compile cache")
     build.add_argument("--stock", action="store_true", help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)")
-    build.add_argument("--out", metavar="DIR", type=Path, default=ROOT / "dist", help="where wheels go (default: dist/)")
+    build.add_argument("--out", action=_Once, metavar="DIR", type=_folder, default=ROOT / "dist", help="where wheels go (default: dist/)")
     build.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
 
     check = commands.add_parser(
@@ -86,28 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
     check.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest; no proof is kept then")
 
-    for name, text in (("changes", "render CHANGES.md from the patches"), ("export", "write the work tree's commits back to patches/")):
-        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        command.add_argument("--check", action="store_true", help="change nothing; fail when something would change")
-    apply = commands.add_parser(
-        "apply", help="apply the series to upstream in build/source", description="Apply the series to upstream in build/source, as commits."
-    )
-    apply.add_argument("--source", type=upstream.Source, choices=list(upstream.Source), default=upstream.Source.AUTO, metavar="git|sdist|auto")
+    build.set_defaults(run=_build)
+    check.set_defaults(run=_verify)
+    maintain.add_commands(commands)
     return parser
-
-
-def _apply(loaded: matrix.Matrix, source: upstream.Source, *, stock: bool = False) -> tuple[series.Series, series.Tree]:
-    """Apply the series; for stock kernels its first patch alone, which lets a build choose kernels and no more."""
-    patches = series.read(ROOT / "patches")
-    console.step(f"Upstream {loaded.upstream.version}")
-    checkout = upstream.find(loaded.upstream, ROOT / "upstream", _cache() / "sdist", source)
-    console.note(f"from {checkout.source.value}: {checkout.why}")
-    if stock:
-        patches = series.Series(patches.folder, patches.patches[:1])
-    console.step(f"Applying {len(patches.patches)} of the patches")
-    tree = series.apply(patches, loaded.upstream, checkout, ROOT / "build" / ("stock-source" if stock else "source"))
-    console.note(f"commit {tree.commit}, digest {tree.digest[:16]}…, in {tree.root}")
-    return patches, tree
 
 
 def _list(loaded: matrix.Matrix) -> None:
@@ -129,13 +126,16 @@ def _list(loaded: matrix.Matrix) -> None:
 def _build_one(loaded: matrix.Matrix, target: matrix.Target, python: str, options: argparse.Namespace) -> None:
     build = ROOT / "build"
     started = time.monotonic()
-    patches, tree = _apply(loaded, options.source, stock=options.stock)
+    if options.stock:  # the first patch alone, which lets a build choose kernels and no more
+        patches, applied = maintain.apply(loaded, options.source, ROOT / "build/stock-source", count=1)
+    else:
+        patches, applied = maintain.apply(loaded, options.source)
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, build, cache=not options.no_cache)
     console.note(f"nvcc {tools.toolkit.version}: {tools.toolkit.why}")
     console.note(f"torch {tools.environment.torch}, C++ compiler {tools.cxx}")
     flavour = kernels.STOCK if options.stock else kernels.FORK
-    plan = kernels.Plan(tree, tools, options.kernels or target.kernels, options.arch or target.architectures, build, flavour)
+    plan = kernels.Plan(applied, tools, options.kernels or target.kernels, options.arch or target.architectures, build, flavour)
     console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding")
     binding = kernels.binding_unit(plan)
     compiled = kernels.compile_units(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
@@ -160,19 +160,22 @@ def _build_one(loaded: matrix.Matrix, target: matrix.Target, python: str, option
 
 
 def _build(options: argparse.Namespace) -> None:
-    loaded = matrix.load(ROOT / "wheel_matrix.toml")
+    loaded = maintain.load()
     if options.list:
         _list(loaded)
         return
-    targets = loaded.targets if options.all else (loaded.named(options.target) if options.target else loaded.default(),)
+    targets = loaded.targets if options.all else (loaded.default() if options.target is None else loaded.named(options.target),)
     planned = [(target, toolchain.check_python(target, options.python)) for target in targets]
+    if options.source is upstream.Source.GIT and (unusable := upstream.submodule_state(loaded.upstream, ROOT / "upstream")):
+        raise UpstreamError(f"--source git: {unusable}.")
+    if options.stock and len(planned) > 1:
+        raise UsageError("--stock makes one file whatever the target; choose one (--target NAME).")
     if options.dry_run:
         for target, python in planned:
             chosen, architectures = options.kernels or target.kernels, options.arch or target.architectures
             seconds = sum(kernels.seconds_expected(k, len(architectures)) for k in chosen)
-            console.step(
-                f"{target.name}, Python {python}: flash_attn {loaded.version(target)}, {len(chosen)} kernel files for {', '.join('sm_' + a for a in architectures)}"
-            )
+            what = f"the extension {kernels.STOCK.extension}" if options.stock else f"flash_attn {loaded.version(target)}"
+            console.step(f"{target.name}, Python {python}: {what}, {len(chosen)} kernel files for {', '.join('sm_' + a for a in architectures)}")
             console.note(f"about {console.duration(seconds)} of one core with nothing cached")
             for kernel in chosen:
                 console.note(kernel.source)
@@ -190,6 +193,8 @@ def _verify(options: argparse.Namespace) -> None:
     waiting: BuildError | None = None
     for path in options.wheels or verify.wheels_in(ROOT / "dist"):
         try:
+            where = verify.check_series(verify.facts_of(path), ROOT, maintain.cache())
+            console.note(f"{path.name}: its series is that of {where}")
             verify.verify(path, ROOT / "tests/wheel", ROOT / "build", options.pytest)
         except BuildError as e:
             console.error(str(e))
@@ -200,28 +205,12 @@ def _verify(options: argparse.Namespace) -> None:
         raise SystemExit(waiting.exit_code)
 
 
-def _changes(options: argparse.Namespace) -> None:
-    text = changes.render(matrix.load(ROOT / "wheel_matrix.toml"), series.read(ROOT / "patches"))
-    path = ROOT / "CHANGES.md"
-    if options.check:
-        changes.check(path, text)
-        console.done("CHANGES.md is what the patches say.")
-    else:
-        console.done("CHANGES.md written." if changes.write(path, text) else "CHANGES.md was up to date.")
-
-
-def _export(options: argparse.Namespace) -> None:
-    names = series.export(ROOT / "build/source", ROOT / "patches", check=options.check)
-    console.done(f"Wrote {', '.join(names)}." if names else "patches/ is what build/source says.")
-
-
 def main_inner(arguments: Sequence[str]) -> None:
     """Run one command; raise what goes wrong."""
     options = _parser().parse_args(arguments)
-    if options.command == "apply":
-        _apply(matrix.load(ROOT / "wheel_matrix.toml"), options.source)
-    else:
-        {"build": _build, "verify": _verify, "changes": _changes, "export": _export}[options.command](options)
+    if getattr(options, "json", False):
+        console.use_json()
+    options.run(options)
 
 
 def main() -> None:
@@ -234,7 +223,7 @@ def main() -> None:
         console.error(str(e))
         raise SystemExit(e.exit_code) from e
     except KeyboardInterrupt:
-        console.error("interrupted. What was compiled is kept: the same command goes on from there.")
+        console.error("interrupted. What was finished is kept: the same command goes on from there.")
         raise SystemExit(130) from None
 
 

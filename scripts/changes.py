@@ -32,7 +32,7 @@ def render(matrix: Matrix, series: Series) -> str:
     for patch in series.patches:
         text += f"| {patch.name[:4]} {patch.subject} | {patch.feature} | {patch.upstream_status} | {len(patch.files)} |\n"
     for patch in series.patches:
-        files = ", ".join(f"`{name}`" for name in patch.files)
+        files = ", ".join(f"`{change.path}`" for change in patch.files)
         text += (
             f"\n## {patch.name[:4]} {patch.subject}\n\n{patch.body}\n\nFeature: {patch.feature}. Upstream: {patch.upstream_status}. Files: {files}.\n"
         )

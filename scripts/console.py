@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from typing import Any
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -10,6 +14,16 @@ out = Console(highlight=False, soft_wrap=True)
 if not out.is_terminal:
     out.width = 160  # a log should not wrap tables at 80 columns
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def use_json() -> None:
+    """Send what people read to stderr, so that stdout holds one JSON document."""
+    out.file = sys.stderr
+
+
+def result(data: Any) -> None:
+    """The answer of a command called with ``--json``."""
+    print(json.dumps(data, indent=1), file=sys.stdout)  # noqa: T201 - the one place
 
 
 def step(text: str) -> None:

@@ -61,3 +61,15 @@ class VerifyError(BuildError):
     """A wheel failed its suite."""
 
     exit_code = 10
+
+
+class GuardError(BuildError):
+    """A patch's guard does not tell a tree with the patch from one without."""
+
+    exit_code = 11
+
+
+class ActionNeeded(BuildError):
+    """A rebase stopped at a patch that a person must look at."""
+
+    exit_code = 12

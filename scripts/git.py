@@ -8,8 +8,11 @@ git would otherwise walk up into somebody else's.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+os.environ["GIT_PYTHON_REFRESH"] = "quiet"  # a missing git is an error of the first command, in our words
 
 import git as gitpython
 
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
     from scripts.errors import BuildError
 
 # Variables such as GIT_DIR would send a command elsewhere; GitPython can set variables but not unset them.
-for _name in [name for name in os.environ if name.startswith("GIT_") and name not in ("GIT_SSL_CAINFO", "GIT_PYTHON_GIT_EXECUTABLE")]:
+for _name in [
+    name for name in os.environ if name.startswith("GIT_") and name not in ("GIT_SSL_CAINFO", "GIT_PYTHON_GIT_EXECUTABLE", "GIT_PYTHON_REFRESH")
+]:
     del os.environ[_name]
 
 IDENTITY = "flash-attention-deterministic <patches@flash-attention-deterministic.invalid>"
@@ -49,6 +54,10 @@ _CONFIG = {
     "diff.suppressBlankEmpty": "false",
     "format.useAutoBase": "false",
     "init.defaultBranch": "series",
+    "merge.conflictStyle": "diff3",
+    "merge.directoryRenames": "conflict",
+    "merge.renames": "true",
+    "rerere.enabled": "false",
     "advice.detachedHead": "false",
     # The repositories here are ours whoever owns their folder (containers mount them as another user).
     "safe.directory": "*",
@@ -99,14 +108,38 @@ class Repository:
         status, out, _ = self._execute("rev-parse", "--show-toplevel")
         return status == 0 and Path(out).resolve() == self.root
 
-    def run(self, *arguments: str, writes: bool = True) -> str:
+    def run(self, *arguments: str, writes: bool = True, stdin: Path | None = None) -> str:
         """Run git and return its standard output; raise the repository's error with both streams."""
         if writes and not self.is_top_level():
             raise self._error(f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one.")
-        status, out, err = self._execute(*arguments)
+        with stdin.open("rb") if stdin else nullcontext() as stream:
+            status, out, err = self._execute(*arguments, stdin=stream)
         if status != 0:
             raise self._error(f"{quoted(['git', '-C', str(self.root), *arguments])} exited with {status}.\n{last_lines(err or out)}")
-        return out
+        return str(out)
+
+    def raw(self, *arguments: str) -> bytes:
+        """The bytes that a git command that writes nothing prints."""
+        status, out, err = self._execute(*arguments, raw=True)
+        if status != 0:
+            raise self._error(f"{quoted(['git', '-C', str(self.root), *arguments])} exited with {status}.\n{last_lines(err)}")
+        return bytes(out)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a blob, such as ``HEAD:setup.py``."""
+        return self.raw("cat-file", "blob", name)
+
+    def files(self, tree: str, *paths: str) -> list[str]:
+        """The files of a commit or tree."""
+        return [name for name in self.run("ls-tree", "-r", "-z", "--name-only", tree, *paths, writes=False).split("\0") if name]
+
+    def resolve(self, name: str) -> str:
+        """The object id of a name, such as ``HEAD`` or ``HEAD:csrc``."""
+        return self.run("rev-parse", "--verify", "--quiet", name, writes=False).strip()
+
+    def commits(self, base: str, tip: str = "HEAD") -> list[str]:
+        """The commits after ``base`` up to ``tip``, oldest first."""
+        return self.run("rev-list", "--reverse", "--topo-order", f"{base}..{tip}", writes=False).split()
 
     def attempt(self, *arguments: str) -> tuple[int, str, str]:
         """Run git and return status, standard output and standard error, whatever they are."""
@@ -114,9 +147,18 @@ class Repository:
             raise self._error(f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one.")
         return self._execute(*arguments)
 
-    def _execute(self, *arguments: str) -> tuple[int, str, str]:
+    def _execute(self, *arguments: str, raw: bool = False, stdin: BinaryIO | None = None) -> tuple[int, Any, str]:
+        if not self.root.is_dir():
+            raise self._error(f"{self.root} is no folder: git {arguments[0]} cannot run there.")
         try:
-            status, out, err = self._git.execute(["git", *arguments], with_extended_output=True, with_exceptions=False)
+            status, out, err = self._git.execute(
+                ["git", *arguments],
+                with_extended_output=True,
+                with_exceptions=False,
+                stdout_as_string=not raw,
+                strip_newline_in_stdout=not raw,
+                istream=stdin,
+            )
         except gitpython.GitCommandNotFound as e:
-            raise self._error("git is not installed, or not on PATH.") from e
-        return int(status), str(out), str(err)
+            raise self._error("git is not installed, or not on PATH (Debian, Ubuntu: apt install git).") from e
+        return int(status), out, str(err)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from scripts.matrix import Kernel
-    from scripts.series import Tree
     from scripts.toolchain import Toolchain
+    from scripts.tree import Tree
 
 # As upstream's setup.py has them, so that stock and patched kernels are compiled alike.
 NVCC_FLAGS = (
@@ -154,7 +154,7 @@ def kernel_units(plan: Plan) -> list[Unit]:
     """Kernel files, longest first, in the folder of their digest."""
     tools = plan.toolchain
     key = _digest(
-        plan.tree.commit, tools.toolkit.version, tools.environment.torch, NVCC_FLAGS, plan.flavour.defines, _abi(tools), sorted(plan.architectures)
+        plan.tree.sources, tools.toolkit.version, tools.environment.torch, NVCC_FLAGS, plan.flavour.defines, _abi(tools), sorted(plan.architectures)
     )
     folder = plan.build / "kernels" / key
     count = len(plan.architectures)
@@ -168,7 +168,7 @@ def binding_unit(plan: Plan) -> Unit:
     """``flash_api.cpp``: it alone depends on Python, torch's ABI and the choice of kernels."""
     tools = plan.toolchain
     parts = (tools.environment.torch, tools.environment.tag, _abi(tools), tools.toolkit.version)
-    key = _digest(plan.tree.commit, *parts, CXX_FLAGS, plan.flavour.extension, plan.flavour.defines, masks(plan.kernels))
+    key = _digest(plan.tree.sources, *parts, CXX_FLAGS, plan.flavour.extension, plan.flavour.defines, masks(plan.kernels))
     return Unit("csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9)
 
 

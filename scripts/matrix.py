@@ -93,11 +93,32 @@ def parse_kernels(text: str) -> tuple[Kernel, ...]:
         return ALL_KERNELS
     chosen: dict[str, set[Any]] = {}
     for word in words:
+        if word == "all":
+            raise ValueError(f"'all' stands alone; {text!r} has more")
+        if not word:
+            raise ValueError(f"{text!r} has an empty word; choose 'all', or some of {', '.join(_WORDS)}")
         if word not in _WORDS:
             raise ValueError(f"{word!r} names no kernels; choose 'all', or some of {', '.join(_WORDS)}")
         kind, value = _WORDS[word]
         chosen.setdefault(kind, set()).add(value)
     return tuple(k for k in ALL_KERNELS if all(getattr(k, kind) in values for kind, values in chosen.items()))
+
+
+def spell_kernels(kernels: Iterable[Kernel]) -> tuple[str, ...]:
+    """The words that name these kernels for :func:`parse_kernels`; they may name more where the kernels are no product of kinds.
+
+    >>> spell_kernels(parse_kernels("hdim64,fp16,fwd"))
+    ('hdim64', 'fp16', 'fwd')
+    >>> spell_kernels(ALL_KERNELS)
+    ('all',)
+    """
+    kernels = tuple(kernels)
+    words: list[str] = []
+    for attribute in ("head_dim", "dtype", "kind", "causal"):
+        values = {getattr(k, attribute) for k in kernels}
+        if len(values) < len({getattr(k, attribute) for k in ALL_KERNELS}):
+            words += [word for word, (kind, value) in _WORDS.items() if kind == attribute and value in values]
+    return tuple(words) or ("all",)
 
 
 def _pattern(regex: str, what: str) -> AfterValidator:
@@ -117,13 +138,21 @@ def _check_version(value: str) -> str:
     return value
 
 
+def _check_architectures(value: list[str]) -> list[str]:
+    if repeated := sorted({a for a in value if value.count(a) > 1}):
+        raise ValueError(f"{', '.join(repeated)} is named twice")
+    return value
+
+
 def _check_kernels(value: str) -> str:
     parse_kernels(value)
     return value
 
 
-Commit = Annotated[str, _pattern("[0-9a-f]{40}", "a full commit id (40 hex digits)")]
-Sha256 = Annotated[str, _pattern("[0-9a-f]{64}", "a sha256 (64 hex digits)")]
+UNKNOWN = "unknown"  # of a pin that could be had from one source only
+
+Commit = Annotated[str, _pattern(f"[0-9a-f]{{40}}|{UNKNOWN}", f"a full commit id (40 hex digits) or {UNKNOWN!r}")]
+Sha256 = Annotated[str, _pattern(f"[0-9a-f]{{64}}|{UNKNOWN}", f"a sha256 (64 hex digits) or {UNKNOWN!r}")]
 Release = Annotated[str, _pattern(r"\d+\.\d+", 'a CUDA release such as "13.0"')]
 PackageVersion = Annotated[str, AfterValidator(_check_version)]
 
@@ -158,6 +187,7 @@ class _TargetTable(_Table):
     arch: Annotated[
         list[Literal["80", "86", "87", "89", "90", "100", "103", "110", "120", "121"]],
         Field(min_length=1),
+        AfterValidator(_check_architectures),
     ]
     kernels: Annotated[str, AfterValidator(_check_kernels)]
     toolkit: PackageVersion
@@ -167,6 +197,7 @@ class _File(_Table):
     upstream: Upstream
     fork: Fork
     torch_cuda: dict[PackageVersion, Release]
+    releases: dict[PackageVersion, Sha256] = Field(default_factory=dict)
     targets: Annotated[dict[str, _TargetTable], Field(min_length=1)]
 
 
@@ -196,6 +227,7 @@ class Matrix:
     path: Path
     upstream: Upstream
     fork: Fork
+    releases: dict[str, str]
     targets: tuple[Target, ...]
 
     def default(self) -> Target:
@@ -249,7 +281,10 @@ def _explain(details: Any, allowed: Iterable[str]) -> str:
         return f"unknown key; allowed are {', '.join(allowed)}"
     if kind == "missing":
         return "this key is missing"
-    return f"{message} (it is {details['input']!r})" if repr(details["input"]) not in message else message
+    value = details["input"]
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and kind in ("string_type", "literal_error"):
+        return f'{message} (it is the number {value}; write "{value}", in quotes)'
+    return message if repr(value) in message else f"{message} (it is {value!r})"
 
 
 def _keys_allowed(location: Sequence[str | int]) -> list[str]:
@@ -265,6 +300,8 @@ def load(path: Path) -> Matrix:
         text = path.read_text(encoding="utf-8")
     except OSError as e:
         raise MatrixError(f"{path}: {e.strerror}.") from e
+    except UnicodeDecodeError as e:
+        raise MatrixError(f"{path}: not UTF-8: {e.reason} at byte {e.start}.") from e
     try:
         parsed = _File.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as e:
@@ -282,12 +319,15 @@ def load(path: Path) -> Matrix:
             message = f"torch {table.torch} is built for CUDA {known}, not {table.cuda}; for CUDA {table.cuda} there is {fits}"
             raise _mistake(path, text, ("targets", name, "torch"), message)
         if not table.toolkit.startswith(table.cuda + "."):
-            raise _mistake(path, text, ("targets", name, "toolkit"), f"{table.toolkit} is no release of CUDA {table.cuda}")
+            raise _mistake(
+                path, text, ("targets", name, "toolkit"), f"{table.toolkit} is no full release of CUDA {table.cuda}, such as {table.cuda}.2"
+            )
     defaults = [name for name, table in parsed.targets.items() if table.default]
     if len(defaults) != 1:
-        raise _mistake(path, text, ("targets",), f"one target must have default = true; {', '.join(defaults) or 'none'} has")
+        where = ("targets", defaults[1], "default") if defaults else ("targets", next(iter(parsed.targets)))
+        raise _mistake(path, text, where, f"one target must have default = true; {', '.join(defaults) or 'none'} has")
     targets = tuple(
         Target(name, t.default, t.cuda, t.torch, tuple(t.python), tuple(t.arch), parse_kernels(t.kernels), t.toolkit)
         for name, t in parsed.targets.items()
     )
-    return Matrix(path, parsed.upstream, parsed.fork, targets)
+    return Matrix(path, parsed.upstream, parsed.fork, parsed.releases, targets)

@@ -1,6 +1,6 @@
 """Bring the pinned source of upstream, from the submodule or from the package index, and check it.
 
-Both give the same files: what a build needs of the release, chosen by one rule (``_wanted``).
+Both give the same files: what a build needs of the release, chosen by one rule (``is_wanted``).
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from unearth.fetchers import PyPIClient
 from scripts import console
 from scripts.errors import UpstreamError
 from scripts.git import Repository
+from scripts.matrix import UNKNOWN
+from scripts.process import last_lines, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from unearth.fetchers import Fetcher
 
@@ -55,19 +57,19 @@ class Checkout:
     extract: Callable[[Path], None]
 
 
-def _wanted(path: PurePosixPath, packages: frozenset[PurePosixPath]) -> bool:
-    """Whether a build needs this file. ``packages``: the folders that are Python packages."""
+def is_wanted(path: PurePosixPath, packages: frozenset[PurePosixPath] | None = None) -> bool:
+    """Whether a build needs this file. ``packages``: the folders that are Python packages; None: any may be one."""
     if path.parts[:2] == ("csrc", "flash_attn") or path.parts[:3] == ("csrc", "cutlass", "include"):
         return True
     if path.parts[0] == "flash_attn":
-        return path.suffix == ".py" and path.parent in packages
+        return path.suffix == ".py" and (packages is None or path.parent in packages)
     return str(path) in ("setup.py", "README.md", "LICENSE", "AUTHORS", "MANIFEST.in")
 
 
 def _select(paths: Iterable[str]) -> list[str]:
     pure = [PurePosixPath(p) for p in paths]
     packages = frozenset(p.parent for p in pure if p.name == "__init__.py")
-    return sorted(str(p) for p in pure if _wanted(p, packages))
+    return sorted(str(p) for p in pure if is_wanted(p, packages))
 
 
 def _sha256(path: Path) -> str:
@@ -83,6 +85,8 @@ def _sha256(path: Path) -> str:
 
 def submodule_state(pin: Upstream, folder: Path) -> str | None:
     """Why the submodule cannot be used, or None when it can."""
+    if UNKNOWN in (pin.commit, pin.cutlass):
+        return f"the pin has no commit for {pin.version} (commit, cutlass in wheel_matrix.toml)"
     command = "git submodule update --init upstream && git -C upstream submodule update --init csrc/cutlass"
     repository = Repository(folder, UpstreamError)
     if not folder.is_dir() or not repository.is_top_level():
@@ -99,17 +103,16 @@ def submodule_state(pin: Upstream, folder: Path) -> str | None:
     return None
 
 
-def _extract_git(folder: Path, target: Path) -> None:
+def _extract_git(folder: Path, target: Path, commit: str, cutlass_commit: str) -> None:
     """Copy the committed files: local changes in the submodule do not reach a build."""
     repository, cutlass = Repository(folder, UpstreamError), Repository(folder / CUTLASS, UpstreamError)
-    paths = repository.run("ls-tree", "-r", "--name-only", "HEAD", writes=False).splitlines()
-    paths += [f"{CUTLASS}/{p}" for p in cutlass.run("ls-tree", "-r", "--name-only", "HEAD", "include", writes=False).splitlines()]
+    paths = repository.files(commit) + [f"{CUTLASS}/{p}" for p in cutlass.files(cutlass_commit, "include")]
     wanted = _select(paths)
     own = [p for p in wanted if not p.startswith(CUTLASS + "/")]
-    for repo, prefix, names in ((repository, "", own), (cutlass, CUTLASS + "/", ["include"])):
+    for repo, prefix, revision, names in ((repository, "", commit, own), (cutlass, CUTLASS + "/", cutlass_commit, ["include"])):
         with tempfile.TemporaryDirectory(dir=target.parent) as aside:
             archive = Path(aside) / "tree.tar"
-            repo.run("archive", "--format=tar", f"--prefix={prefix}", f"--output={archive}", "HEAD", "--", *names, writes=False)
+            repo.run("archive", "--format=tar", f"--prefix={prefix}", f"--output={archive}", revision, "--", *names, writes=False)
             with tarfile.open(archive) as tar:
                 tar.extractall(target, filter="data")
 
@@ -134,7 +137,12 @@ class PipConfig:
         """Parse ``pip config list``: files, then environment, the later over the earlier."""
         if listing is None:
             command = [sys.executable, "-m", "pip", "config", "list"]
-            listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise UpstreamError(
+                    f"{quoted(command)} exited with {done.returncode}, so where to look for packages is unknown.\n{last_lines(done.stderr)}"
+                )
+            listing = done.stdout
         values: dict[str, str] = {}
         lines = [re.fullmatch(r"(?P<section>[^.=]+)\.(?P<key>[^=]+)=(?P<value>.*)", line) for line in listing.splitlines()]
         for wanted in ("global", "download", ":env:"):
@@ -201,7 +209,12 @@ def _download(pin: Upstream, destination: Path, config: PipConfig) -> None:
 
 def sdist(pin: Upstream, cache: Path, config: PipConfig | None = None) -> Path:
     """The pinned sdist in the cache; fetched when it is not there or not what the pin says."""
-    cache.mkdir(parents=True, exist_ok=True)
+    if pin.sdist_sha256 == UNKNOWN:
+        raise UpstreamError(f"the pin has no sdist of {pin.version} (sdist-sha256 in wheel_matrix.toml); use --source git.")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UpstreamError(f"{cache}: cannot make the cache folder: {e.strerror}. XDG_CACHE_HOME says where caches lie.") from e
     path = cache / f"{pin.distribution}-{pin.version}-{pin.sdist_sha256[:16]}.tar.gz"
     if path.exists() and _sha256(path) != pin.sdist_sha256:
         console.warn(f"{path} is damaged; fetching it again.")
@@ -225,6 +238,17 @@ def _extract_sdist(archive: Path, target: Path) -> None:
 # --- either ---
 
 
+def from_git(folder: Path, why: str, commit: str, cutlass: str) -> Checkout:
+    """The files of a commit of the submodule, with the cutlass headers of another."""
+    return Checkout(Source.GIT, why, lambda target: _extract_git(folder, target, commit, cutlass))
+
+
+def from_sdist(pin: Upstream, cache: Path, why: str) -> Checkout:
+    """The files of a release's sdist."""
+    archive = sdist(pin, cache)
+    return Checkout(Source.SDIST, why, lambda target: _extract_sdist(archive, target))
+
+
 def find(pin: Upstream, folder: Path, cache: Path, source: Source = Source.AUTO) -> Checkout:
     """Choose the source and check it against the pin.
 
@@ -240,32 +264,23 @@ def find(pin: Upstream, folder: Path, cache: Path, source: Source = Source.AUTO)
     if source is not Source.SDIST:
         unusable = submodule_state(pin, folder)
         if unusable is None:
-            return Checkout(Source.GIT, f"the submodule is at {pin.tag}", lambda target: _extract_git(folder, target))
+            return from_git(folder, f"the submodule is at {pin.tag}", pin.commit, pin.cutlass)
         if source is Source.GIT:
             raise UpstreamError(f"--source git: {unusable}.")
         why = unusable
     else:
         why = "--source sdist"
-    archive = sdist(pin, cache)
-    return Checkout(Source.SDIST, why, lambda target: _extract_sdist(archive, target))
+    return from_sdist(pin, cache, why)
 
 
-def materialise(checkout: Checkout, target: Path, keep: Mapping[str, bytes] | None = None) -> None:
-    """Write upstream's files into an empty folder, whole or not at all.
-
-    Args:
-        checkout: what :func:`find` gave.
-        target: replaced if it exists.
-        keep: more files to write, by relative path.
-    """
+def materialise(checkout: Checkout, target: Path) -> None:
+    """Write upstream's files into ``target``, which is replaced, whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=target.name + "."))
     try:
         checkout.extract(aside)
         if not (aside / CUTLASS / "include/cutlass/cutlass.h").is_file():
             raise UpstreamError("upstream's source has no cutlass headers in csrc/cutlass/include.")
-        for name, content in (keep or {}).items():
-            (aside / name).write_bytes(content)
         shutil.rmtree(target, ignore_errors=True)
         aside.chmod(0o755)
         aside.replace(target)

@@ -6,6 +6,7 @@ it directly (docs in README.md).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,12 +16,16 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scripts import console
+from scripts import console, matrix, series, tree, upstream
 from scripts.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
+from scripts.git import Repository
 from scripts.process import run
 from scripts.toolchain import find_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _NOT_VERIFIED = 3  # tests/wheel/conftest.py exits with it when the GPU half did not run
 _PYTEST = "pytest>=8.4"
@@ -38,11 +43,11 @@ class Facts:
 
 def facts_of(path: Path) -> Facts:
     """Read a wheel's name and provenance."""
-    name = re.fullmatch(r"flash_attn-[^-]+-cp(\d)(\d+)-cp\d+-linux_x86_64\.whl", path.name)
+    name = re.fullmatch(r"flash_attn-[^-]+(?:-\d[^-]*)?-cp(\d)(\d+)-cp\d+-linux_x86_64\.whl", path.name)
     if not path.is_file():
         raise UsageError(f"{path} does not exist.")
     if name is None:
-        raise UsageError(f"{path.name} is no wheel of this project (flash_attn-VERSION-cpXY-cpXY-linux_x86_64.whl).")
+        raise UsageError(f"{path.name} is no wheel of this project (flash_attn-VERSION-KERNELS-cpXY-cpXY-linux_x86_64.whl).")
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
@@ -50,7 +55,68 @@ def facts_of(path: Path) -> Facts:
             info = json.loads(archive.read("flash_attn/_fork.json"))
     except (zipfile.BadZipFile, KeyError) as e:
         raise WheelError(f"{path}: not a wheel of this project, or cut off: {e}.") from e
-    return Facts(path, f"{name[1]}.{name[2]}", info["torch"], info)
+    except ValueError as e:
+        raise WheelError(f"{path}: flash_attn/_fork.json is damaged: {e}; build the wheel again.") from e
+    try:
+        return Facts(path, f"{name[1]}.{name[2]}", str(info["torch"]), info)
+    except (KeyError, TypeError) as e:
+        raise WheelError(f"{path}: flash_attn/_fork.json says nothing of torch; build the wheel again.") from e
+
+
+def check_series(facts: Facts, root: Path, cache: Path) -> str:
+    """Whether this repository, as it is or at one of its commits, gives the series that a wheel says it was built from.
+
+    Args:
+        facts: the wheel's.
+        root: the repository.
+        cache: where sdists are kept.
+
+    Returns:
+        Which state of the repository it was.
+
+    Raises:
+        VerifyError: none gives that digest.
+    """
+    try:
+        told = facts.info["series"]
+        wanted = [(p["name"], p["sha256"]) for p in told["patches"]]
+        digest, base = told["digest"], told["base"]
+    except (KeyError, TypeError) as e:
+        raise WheelError(f"{facts.path}: flash_attn/_fork.json says nothing of its series; build the wheel again.") from e
+    with tempfile.TemporaryDirectory(prefix="fa2-series-") as folder:
+        for where, files, matrix_text in _states(root):
+            if [(name, hashlib.sha256(content).hexdigest()) for name, content in files] != wanted:
+                continue
+            aside = Path(folder)
+            for name, content in files:
+                (aside / name).write_bytes(content)
+            (aside / "wheel_matrix.toml").write_bytes(matrix_text)
+            pin = matrix.load(aside / "wheel_matrix.toml").upstream
+            made = tree.base_of(pin, upstream.find(pin, root / "upstream", cache))
+            patches = tuple(series.parse_patch(aside / name) for name, _ in files)
+            if (made, series.Series(aside, patches).digest(made)) == (base, digest):
+                return where
+    raise VerifyError(
+        f"{facts.path.name}: no state of this repository gives its series (digest {digest[:16]}…): built from patches that were never "
+        "committed here, or from another fork. Build it again from this repository."
+    )
+
+
+def _states(root: Path) -> Iterator[tuple[str, list[tuple[str, bytes]], bytes]]:
+    """The series and the matrix as they lie here, then of every commit that changed them, newest first."""
+    here = series.read(root / "patches")
+    yield "this checkout", [(p.name, p.content) for p in here.patches], (root / "wheel_matrix.toml").read_bytes()
+    repository = Repository(root, VerifyError)
+    if not repository.is_top_level():
+        return
+    for commit in repository.run("log", "--format=%H", "--", "patches", "wheel_matrix.toml", writes=False).split():
+        names = [name.removeprefix("patches/") for name in repository.files(commit, "patches")]
+        if series.LISTING not in names or "wheel_matrix.toml" not in repository.files(commit, "wheel_matrix.toml"):
+            continue
+        listed = repository.read(f"{commit}:patches/{series.LISTING}").decode("utf-8").splitlines()
+        order = [name for line in listed if (name := line.partition("#")[0].strip()) in names]
+        content = [(name, repository.read(f"{commit}:patches/{name}")) for name in order]
+        yield f"commit {commit[:12]}", content, repository.read(f"{commit}:wheel_matrix.toml")
 
 
 def wheels_in(dist: Path) -> list[Path]:

@@ -5,7 +5,6 @@ Packing adds nothing of its own to the objects: entries in order, one date for a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from wheel.wheelfile import WheelFile
 
 from scripts.errors import WheelError
 from scripts.kernels import FORK, flags_used
+from scripts.matrix import spell_kernels
 from scripts.process import run
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from scripts.kernels import Plan
     from scripts.matrix import Matrix, Target
-    from scripts.series import Series, Tree
+    from scripts.series import Series
     from scripts.toolchain import Toolchain
+    from scripts.tree import Tree
 
 PROVENANCE = "flash_attn/_fork.json"
 PROVENANCE_FORMAT = 1
@@ -150,7 +151,7 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
             "digest": tree.digest,
             "base": tree.base,
             "commit": tree.commit,
-            "patches": [{"name": p.name, "subject": p.subject, "sha256": hashlib.sha256(p.content).hexdigest()} for p in series.patches],
+            "patches": [{"name": p.name, "subject": p.subject, "sha256": p.sha256} for p in series.patches],
         },
         "target": target.name,
         "kernel_set": [k.name for k in plan.kernels],
@@ -161,14 +162,23 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
     }
 
 
+def _build_tag(plan: Plan) -> str:
+    """What tells wheels of one version apart: kernels and architectures. It starts with a number, and installers prefer the larger."""
+    words = [*spell_kernels(plan.kernels), *(f"sm{a}" for a in plan.architectures)]
+    return f"{len(plan.kernels) * len(plan.architectures)}_{'_'.join(words)}"
+
+
 def pack(matrix: Matrix, target: Target, plan: Plan, extension: Path, facts: dict[str, Any], *, notice: Path, dist: Path, log: Path) -> Path:
     """Write the wheel into ``dist``, aside and then renamed."""
     tree, tag = plan.tree, plan.toolchain.environment.tag
     version = matrix.version(target)
     info = f"flash_attn-{version}.dist-info"
-    name = f"flash_attn-{version}-{tag}-{tag}-linux_x86_64.whl"
+    build_tag = _build_tag(plan)
+    name = f"flash_attn-{version}-{build_tag}-{tag}-{tag}-linux_x86_64.whl"
     metadata = _fork_metadata(_metadata(tree, plan.toolchain, log), matrix, target, f"{tag[2]}.{tag[3:]}")
-    wheel = f"Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\nTag: {tag}-{tag}-linux_x86_64\n"
+    wheel = (
+        f"Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\nBuild: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
+    )
     entries: dict[str, bytes] = {p.relative_to(tree.root).as_posix(): p.read_bytes() for p in (tree.root / "flash_attn").rglob("*.py")}
     entries |= {
         PROVENANCE: (json.dumps(facts, indent=1) + "\n").encode(),

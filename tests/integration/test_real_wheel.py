@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert wheel.name == f"flash_attn-2.8.3.post1+det.1.cu130.torch2.11-{tag}-{tag}-linux_x86_64.whl"
+    assert wheel.name == f"flash_attn-2.8.3.post1+det.1.cu130.torch2.11-1_hdim32_fp16_fwd_causal_sm90-{tag}-{tag}-linux_x86_64.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         info = json.loads(archive.read("flash_attn/_fork.json"))
@@ -143,7 +143,7 @@ def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: 
     """A compiler's own message reaches the user, through ninja and the compile cache."""
     from scripts import kernels, matrix, toolchain
     from scripts.errors import CompileError
-    from scripts.series import Tree
+    from scripts.tree import Tree
 
     target = matrix.load(ROOT / "wheel_matrix.toml").default()
     tools = toolchain.assemble(target, f"{sys.version_info.major}.{sys.version_info.minor}", ROOT / "build", cache=True)
@@ -151,7 +151,7 @@ def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: 
     source = tmp_path / "source/csrc/flash_attn/src" / chosen[0].source
     source.parent.mkdir(parents=True)
     source.write_text("__global__ void kernel() { undeclared = 1; }\n")
-    tree = Tree(tmp_path / "source", "b" * 40, hashlib.sha1(os.urandom(8), usedforsecurity=False).hexdigest(), "d" * 64)
+    tree = Tree(tmp_path / "source", "b" * 40, hashlib.sha1(os.urandom(8), usedforsecurity=False).hexdigest(), "d" * 64, "e" * 40)
     plan = kernels.Plan(tree, tools, chosen, ("90",), tmp_path / "build")
     with pytest.raises(CompileError, match=r'(?s)error: identifier "undeclared" is undefined.*The full log is .*compile-\w+\.log'):
         kernels.compile_units(plan, kernels.kernel_units(plan), 1)

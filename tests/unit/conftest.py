@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from scripts import tree
 from scripts.errors import SeriesError
 from scripts.git import Repository
 from scripts.upstream import Checkout, Source
@@ -16,8 +19,15 @@ HEADER = "csrc/cutlass/include/cutlass/cutlass.h"
 BASE = {HEADER: "// cutlass\n", "setup.py": "".join(f"line {i}\n" for i in range(1, 41)), "flash_attn/__init__.py": '__version__ = "2.8.3.post1"\n'}
 
 
+GONE = "\0"  # instead of a text: the file is deleted
+Edit = tuple[str, dict[str, str]] | tuple[str, dict[str, str], str]
+
+
 def write_files(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
+        if text == GONE:
+            (folder / name).unlink()
+            continue
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
 
@@ -27,27 +37,31 @@ def checkout_of(files: dict[str, str]) -> Checkout:
     return Checkout(Source.SDIST, "a fixture", lambda target: write_files(target, files))
 
 
-def message(subject: str, feature: str = "build") -> str:
-    return f"{subject}\n\nBecause a test needs it.\n\nUpstream-Status: Pending\nFeature: {feature}\n"
+WHY = "Because a test needs a patch of this kind and nothing else does."
+
+
+def message(subject: str, feature: str = "build", guard: str = "symbol fork in csrc/flash_attn/src/fork.h") -> str:
+    return f"{subject}\n\n{WHY}\n\nUpstream-Status: Pending\nFeature: {feature}\nGuard: {guard}\n"
 
 
 @pytest.fixture
 def make_series(tmp_path: Path) -> Callable[..., Path]:
-    """Make ``patches/`` from edits over the base: each is a subject and the files it sets."""
-    from scripts import series
+    """Make ``patches/`` from edits over the base: each is a subject, the files it sets, and maybe a guard."""
 
-    def make(*edits: tuple[str, dict[str, str]], base: dict[str, str] | None = None) -> Path:
-        work = tmp_path / "author"
+    def make(*edits: Edit, base: dict[str, str] | None = None, folder: Path = tmp_path) -> Path:
+        work = Path(tempfile.mkdtemp(dir=folder, prefix="author"))
         write_files(work, base or BASE)
         repository = Repository.create(work, SeriesError)
         repository.run("add", "--all")
         repository.run("commit", "--quiet", "-m", "base")
-        for subject, files in edits:
+        first = repository.resolve("HEAD")
+        for subject, files, *guard in edits:
             write_files(work, files)
             repository.run("add", "--all")
-            repository.run("commit", "--quiet", "-m", message(subject))
-        series.export(work, tmp_path / "patches")
-        return tmp_path / "patches"
+            repository.run("commit", "--quiet", "-m", message(subject, guard=guard[0]) if guard else message(subject))
+        tree.write_folder(folder / "patches", tree.exported_patches(repository, first))
+        shutil.rmtree(work)
+        return folder / "patches"
 
     return make
 

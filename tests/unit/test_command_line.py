@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -14,11 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
 
 
+COMMANDS = ["build", "verify", "apply", "export", "patches", "lint", "guards", "forecast", "rebase", "each", "bisect", "changes"]
+
+
 def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("command", [[], ["build"], ["verify"], ["changes"], ["export"], ["apply"]])
+@pytest.mark.parametrize("command", [[], *([c] for c in COMMANDS)])
 def test_help_explains_each_command(command: list[str]) -> None:
     done = scripts(*command, "--help")
     assert done.returncode == 0
@@ -30,10 +35,24 @@ def test_help_explains_each_command(command: list[str]) -> None:
     [
         (["build", "--target", "cu999"], "no target 'cu999'; it has cu130-torch2.11"),
         (["build", "--kernels", "hdim65"], "'hdim65' names no kernels; choose 'all', or some of hdim32"),
-        (["build", "--arch", "70"], "70: choose from 80"),
+        (["build", "--arch", "70"], "'70': choose from 80"),
+        (["build", "--arch", "90,"], "'': choose from 80"),
+        (["build", "--kernels", "hdim64,,fwd"], "'hdim64,,fwd' has an empty word"),
+        (["build", "--kernels", "all,hdim64"], "'all' stands alone"),
+        (["build", "--kernels", "hdim64", "--kernels", "fwd"], "--kernels is given twice"),
+        (["build", "--target", ""], "no target ''"),
+        (["build", "--out", __file__], "is a file, not a folder"),
+        (["build", "--stock", "--all"], "--stock makes one file"),
+        (["apply", "--source", "svn"], "'svn' is none of git, sdist, auto"),
+        (["rebase"], "say one of: VERSION"),
+        (["rebase", "--continue"], "no rebase is under way"),
+        (["rebase", "--abort"], "no rebase is under way"),
+        (["rebase", "2.8.2", "--abort"], "say one of"),
+        (["rebase", "--abort", "--reason", "x"], "--reason belongs to --skip"),
+        (["each"], "--run"),
         (["build", "--jobs", "0"], "'0' is not a positive number"),
         (["build", "--python", "2.7"], "target cu130-torch2.11 has no Python 2.7; it has 3.10"),
-        (["build", "--source", "svn"], "invalid"),
+        (["build", "--source", "svn"], "'svn' is none of git, sdist, auto"),
         (["build", "--target", "x", "--all"], "not allowed with"),
         (["verify", "absent.whl"], "absent.whl does not exist"),
         (["bild"], "invalid choice: 'bild'"),
@@ -68,6 +87,33 @@ def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
         archive.writestr("flash_attn/__init__.py", "")
     with pytest.raises(WheelError, match=r"_fork\.json"):
         verify.facts_of(cut)
+    for broken in ("{}", "[]", "not json", '{"torch": null'):
+        with zipfile.ZipFile(cut, "w") as archive:
+            archive.writestr("flash_attn/_fork.json", broken)
+        with pytest.raises(WheelError, match=r"_fork\.json (is damaged|says nothing)"):
+            verify.facts_of(cut)
+
+
+def test_a_dry_run_from_git_fails_as_the_build_would(tmp_path: Path) -> None:
+    if (ROOT / "upstream/.git").exists():
+        pytest.skip("the submodule is initialised here")
+    done = scripts("build", "--dry-run", "--source", "git")
+    assert done.returncode == 5
+    assert "--source git: the submodule upstream is not initialised" in done.stderr
+
+
+def test_no_git_on_path_is_an_error_in_our_words(tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "scripts", "apply", "--source", "git"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert "git is not installed, or not on PATH" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_json_is_one_document_on_stdout_and_the_rest_goes_to_stderr() -> None:
+    done = scripts("lint", "--json")
+    assert json.loads(done.stdout) == []
+    assert "well-formed" in done.stderr
 
 
 def test_an_empty_dist_says_what_to_do(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scripts import console, kernels, matrix
 from scripts.errors import BuildError, CompileError, ToolchainError
 from scripts.process import run
-from scripts.series import Tree
 from scripts.toolchain import Environment, Toolchain, Toolkit, _tool
+from scripts.tree import Tree
 
 KERNELS = matrix.parse_kernels("hdim64,fp16")
 
@@ -32,7 +32,7 @@ def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchai
 
 def tree(tmp_path: Path) -> Tree:
     (tmp_path / "source").mkdir(exist_ok=True)
-    return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64)
+    return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40)
 
 
 def plan(tmp_path: Path, tools: Toolchain, chosen: tuple[matrix.Kernel, ...] = KERNELS, arch: str = "90") -> kernels.Plan:

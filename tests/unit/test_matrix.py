@@ -41,7 +41,7 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
         ('python = ["3.10"', 'python = ["2.7"', ["targets.cu130-torch2.11.python.0", "'3.13'"]),
         ('torch = "2.11.0"', 'torch = "2.99.0"', ["targets.cu130-torch2.11.torch: torch 2.99.0 is not in [torch-cuda]", "2.11.0"]),
         ('cuda = "13.0"\ntorch = "2.11.0"', 'cuda = "12.4"\ntorch = "2.11.0"', ["torch 2.11.0 is built for CUDA 13.0, not 12.4", "there is 2.6.0"]),
-        ('toolkit = "13.0.2"', 'toolkit = "12.8.1"', ["toolkit: 12.8.1 is no release of CUDA 13.0"]),
+        ('toolkit = "13.0.2"', 'toolkit = "12.8.1"', ["toolkit: 12.8.1 is no full release of CUDA 13.0"]),
         ('kernels = "hdim64,', 'kernels = "hdim65,', ["'hdim65' names no kernels", "hdim64"]),
         ("default = true", "default = false", ["one target must have default = true; none has"]),
         ('commit = "a8aa', 'commit = "xyz', ["upstream.commit", "is not a full commit id"]),
@@ -49,8 +49,12 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
         ('version = "2.8.3.post1"', "", ["upstream.version: this key is missing"]),
         ("revision = 1", "revision = 0", ["fork.revision", "greater than or equal to 1"]),
         ('"2.6.0" = "12.4"', '"2.6.0" = 12.4', ["torch-cuda.2.6.0"]),
+        ('arch = ["90"]', "arch = [90]", ["arch.0", 'write "90", in quotes']),
+        ('arch = ["90"]', 'arch = ["90", "90"]', ["arch: 90 is named twice"]),
+        ('toolkit = "13.0.2"', 'toolkit = "13.0"', ["toolkit: 13.0 is no full release of CUDA 13.0"]),
+        ('"2.8.3" = "1e', '"2.8.3" = "1', ["releases.2.8.3", "is not a sha256"]),
         ("[fork]", "[fork", ["not TOML", "line"]),
-        ("[fork]", "[frok]", ["frok: unknown key; allowed are upstream, fork, torch-cuda, targets"]),
+        ("[fork]", "[frok]", ["frok: unknown key; allowed are upstream, fork, torch-cuda, releases, targets"]),
     ],
 )
 def test_a_mistake_is_named_with_file_key_and_what_is_allowed(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
@@ -66,6 +70,8 @@ def test_a_mistake_is_named_with_file_key_and_what_is_allowed(tmp_path: Path, ol
         ('arch = ["90"]', 'arch = ["91"]', 'arch = ["91"]'),
         ("revision = 1", "revision = -1", "revision = -1"),
         ('cuda = "13.0"', "cuda = 1", "cuda = 1"),
+        ("default = true", "default = false", '[targets."cu130-torch2.11"]'),
+        ('[targets."cu130-torch2.11-full"]', '[targets."cu130-torch2.11-full"]\ndefault =  true', "default =  true"),
     ],
 )
 def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, line: str) -> None:
@@ -73,6 +79,21 @@ def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, line: s
     number = next(i for i, candidate in enumerate(text.splitlines(), 1) if candidate.startswith(line))
     with pytest.raises(MatrixError, match=f"wheel_matrix.toml:{number}: "):
         load(tmp_path, text)
+
+
+def test_a_file_that_is_not_utf_8_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "wheel_matrix.toml"
+    path.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(MatrixError, match="not UTF-8"):
+        matrix.load(path)
+
+
+@given(
+    st.sets(st.sampled_from(matrix.HEAD_DIMS), min_size=1), st.sets(st.sampled_from(matrix.DTYPES), min_size=1), st.sets(st.booleans(), min_size=1)
+)
+def test_a_choice_is_spelled_by_words_that_name_it_again(dims: set[int], dtypes: set[str], causal: set[bool]) -> None:
+    chosen = tuple(k for k in matrix.ALL_KERNELS if k.head_dim in dims and k.dtype in dtypes and k.causal in causal)
+    assert matrix.parse_kernels(",".join(matrix.spell_kernels(chosen))) == chosen
 
 
 def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:

@@ -139,6 +139,28 @@ def test_pip_s_configuration_is_honoured_environment_over_files() -> None:
     assert upstream.PipConfig.read("").index_url is None
 
 
+def test_a_pip_that_cannot_tell_its_configuration_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Going on with the public index would pass by the index that somebody configured."""
+    broken = tmp_path / "pip.conf"
+    broken.write_text("[global\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(broken))
+    with pytest.raises(UpstreamError, match="pip config list exited with"):
+        upstream.PipConfig.read()
+
+
+def test_a_cache_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UpstreamError, match="cannot make the cache folder"):
+        upstream.sdist(PIN, tmp_path / "file/cache")
+
+
+def test_a_pin_without_a_commit_or_without_a_hash_says_so(tmp_path: Path) -> None:
+    unknown = PIN.model_copy(update={"commit": "unknown", "sdist_sha256": "unknown"})
+    assert "has no commit for 2.8.3.post1" in str(upstream.submodule_state(unknown, tmp_path))
+    with pytest.raises(UpstreamError, match=r"has no sdist of 2\.8\.3\.post1"):
+        upstream.sdist(unknown, tmp_path)
+
+
 def test_no_index_without_links_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UpstreamError, match="no-index"):
         upstream.sdist(PIN, tmp_path, upstream.PipConfig.read("global.no-index='true'"))

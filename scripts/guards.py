@@ -1,0 +1,183 @@
+"""Guards: no patch is lost in a clean merge.
+
+A patch declares in trailers ``Guard:`` what only a tree with it passes. Each guard is run both ways, on the
+tree before the patch, which must fail it, and on the trees after the patch and after the whole series,
+which must pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pygments.lexers import CudaLexer, PythonLexer
+from pygments.token import Comment, String
+
+from scripts.errors import GuardError, SeriesError
+from scripts.git import Repository
+from scripts.process import last_lines
+
+if TYPE_CHECKING:
+    from scripts.series import Series
+    from scripts.tree import Tree
+
+KINDS = "'symbol NAME in FILE', 'macro NAME in FILE', 'signature [N x] CODE in FILE' (N times or more) or 'test tests/guards/FILE.py::NAME'"
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One check."""
+
+    kind: str  # symbol, macro, signature, test
+    what: str  # a name, code, or a pytest node
+    path: str  # a file of the tree; of this repository for a test
+    times: int = 1  # how often a signature is to be there
+
+    def __str__(self) -> str:
+        """As in the trailer."""
+        if self.kind == "test":
+            return f"test {self.path}::{self.what}"
+        return f"{self.kind} {f'{self.times} x ' if self.times > 1 else ''}{self.what} in {self.path}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a guard said of three trees."""
+
+    patch: str
+    guard: Guard
+    before: bool
+    after: bool
+    whole: bool
+
+    @property
+    def discriminates(self) -> bool:
+        """Whether it fails without the patch and passes with it, also under the patches that follow."""
+        return not self.before and self.after and self.whole
+
+    @property
+    def fault(self) -> str:
+        """Why it does not."""
+        if not self.after:
+            return "fails on the tree with the patch: the guard is wrong, or the patch lost what it guards"
+        if self.before:
+            return "passes on the tree without the patch: it guards nothing, or upstream has it now"
+        return "" if self.whole else "fails on the whole series: a later patch undoes it"
+
+
+def parse(text: str) -> Guard:
+    """A trailer's text.
+
+    >>> parse("macro FORK_MODE in csrc/flash_attn/src/fork_mode.h").kind
+    'macro'
+
+    Raises:
+        ValueError: it is none of ``KINDS``.
+    """
+    if match := re.fullmatch(r"(symbol|macro) (\w+) in (\S+)", text):
+        return Guard(match[1], match[2], match[3])
+    if match := re.fullmatch(r"signature (?:(\d+) x )?(\S.*) in (\S+)", text):
+        return Guard("signature", match[2], match[3], int(match[1] or 1))
+    if match := re.fullmatch(r"test (tests/guards/\w+\.py)::([\w\[\]-]+)", text):
+        return Guard("test", match[2], match[1])
+    raise ValueError(f"is none of {KINDS}")
+
+
+@functools.lru_cache(maxsize=256)
+def code_of(name: str, text: str) -> str:
+    r"""A source file without its comments and docstrings.
+
+    >>> code_of("a.h", "int a; // b\n/* c */ #define D 1\n").split()
+    ['int', 'a;', '#define', 'D', '1']
+    """
+    lexer = PythonLexer() if name.endswith(".py") else CudaLexer()
+    comments = (Comment.Single, Comment.Multiline, Comment.Hashbang, String.Doc)
+    kept = "".join(value if not any(kind in c for c in comments) else " " for kind, value in lexer.get_tokens(text))
+    # The lexer keeps a comment that ends a preprocessor line as a part of it.
+    return re.sub(r"(?m)^(\s*#.*?)//.*$", r"\1", kept) if not name.endswith(".py") else kept
+
+
+def _holds(guard: Guard, code: str) -> bool:
+    if guard.kind == "symbol":
+        return re.search(rf"\b{guard.what}\b", code) is not None
+    if guard.kind == "macro":
+        return re.search(rf"(?m)^\s*#\s*(define|undef|if|ifdef|ifndef|elif)\b.*\b{guard.what}\b", code) is not None
+
+    def squeezed(text: str) -> str:
+        return re.sub(r"\s+", "", text)
+
+    return squeezed(code).count(squeezed(guard.what)) >= guard.times
+
+
+def check_file(guard: Guard, repository: Repository, commit: str) -> bool:
+    """Whether a symbol, macro or signature is in the code of its file in this commit."""
+    if guard.path not in repository.files(commit, "--", guard.path):
+        return False
+    return _holds(guard, code_of(guard.path, repository.read(f"{commit}:{guard.path}").decode("utf-8")))
+
+
+def check_test(guard: Guard, repository: Repository, commit: str) -> bool:
+    """Whether a named test passes with ``--tree`` at a copy of this commit (without cutlass).
+
+    Raises:
+        GuardError: pytest neither passed nor failed: there is no such test, or it cannot start.
+    """
+    with tempfile.TemporaryDirectory(prefix="fa2-guard-") as folder:
+        archive = Path(folder) / "tree.tar"
+        names = [n for n in repository.files(commit) if not n.startswith("csrc/cutlass/")]
+        repository.run("archive", "--format=tar", f"--output={archive}", commit, "--", *names, writes=False)
+        with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
+            tar.extractall(Path(folder) / "tree", filter="data")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={_ROOT}", "-c", os.devnull]
+        command += [f"{_ROOT / guard.path}::{guard.what}", f"--tree={Path(folder) / 'tree'}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_ROOT)
+    if done.returncode not in (0, 1):
+        raise GuardError(f"guard {guard}: pytest exited with {done.returncode}.\n{last_lines(done.stdout + done.stderr)}")
+    return done.returncode == 0
+
+
+def run(series: Series, tree: Tree) -> list[Outcome]:
+    """Run every guard of the series both ways.
+
+    Args:
+        series: the patches.
+        tree: the whole series, applied.
+
+    Raises:
+        SeriesError: the tree is not of these patches.
+        GuardError: a patch declares no guard, or one that is malformed.
+    """
+    repository = Repository(tree.root, SeriesError)
+    commits = repository.commits(tree.base, tree.commit)
+    if len(commits) != len(series.patches):
+        raise SeriesError(f"{tree.root} has {len(commits)} commits for {len(series.patches)} patches; run nox -s apply.")
+    outcomes = []
+    before = tree.base
+    for patch, commit in zip(series.patches, commits, strict=True):
+        if not patch.guards:
+            raise GuardError(f"{patch.name} declares no guard; add a trailer 'Guard: …' to its message: {KINDS}.")
+        for text in patch.guards:
+            try:
+                guard = parse(text)
+            except ValueError as e:
+                raise GuardError(f"{patch.name}: Guard {text!r} {e}.") from e
+            check = check_test if guard.kind == "test" else check_file
+            outcomes.append(Outcome(patch.name, guard, *(check(guard, repository, c) for c in (before, commit, tree.commit))))
+        before = commit
+    return outcomes
+
+
+def require(outcomes: list[Outcome]) -> None:
+    """Raise a GuardError that names every guard that does not discriminate."""
+    if faults := [f"{o.patch}: guard {o.guard} {o.fault}." for o in outcomes if not o.discriminates]:
+        raise GuardError("\n".join(faults))

@@ -1,0 +1,331 @@
+"""The commands that keep the series: apply, export, patches, lint, guards, forecast, rebase, each, bisect, changes."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+from rich.table import Table
+
+from scripts import changes, console, guards, lint, matrix, move, releases, series, steps, tree, upstream
+from scripts.errors import SeriesError, UpstreamError, UsageError
+from scripts.git import Repository
+from scripts.rebase import Rebase, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scripts.move import Move
+
+ROOT = Path(__file__).resolve().parent.parent
+PATCHES, SOURCE, BUILD = ROOT / "patches", ROOT / "build/source", ROOT / "build"
+
+
+def cache() -> Path:
+    """Where sdists are kept."""
+    return Path(platformdirs.user_cache_dir("flash-attention-deterministic")) / "sdist"
+
+
+def load() -> matrix.Matrix:
+    """The matrix of this repository."""
+    return matrix.load(ROOT / "wheel_matrix.toml")
+
+
+def find(loaded: matrix.Matrix, source: upstream.Source) -> upstream.Checkout:
+    """The pinned source, telling where it comes from."""
+    console.step(f"Upstream {loaded.upstream.version}")
+    checkout = upstream.find(loaded.upstream, ROOT / "upstream", cache(), source)
+    console.note(f"from {checkout.source.value}: {checkout.why}")
+    return checkout
+
+
+def apply(
+    loaded: matrix.Matrix, source: upstream.Source, root: Path = SOURCE, *, count: int | None = None, reset: bool = False
+) -> tuple[series.Series, tree.Tree]:
+    """Apply the series, or its first patches, telling what is done."""
+    whole = series.read(PATCHES)
+    patches = whole if count is None else whole.upto(count)
+    checkout = find(loaded, source)
+    part = "" if patches == whole else f"the first {len(patches.patches)} of "
+    console.step(f"Patches: {part}{len(whole.patches)}")
+    applied = tree.apply(patches, loaded.upstream, checkout, root, of=len(whole.patches), reset=reset)
+    console.note(f"commit {applied.commit}, digest {applied.digest[:16]}…, in {applied.root}")
+    return patches, applied
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """``--source``, of every command that needs upstream."""
+
+    def source(text: str) -> upstream.Source:
+        try:
+            return upstream.Source(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of git, sdist, auto") from None
+
+    parser.add_argument(
+        "--source",
+        type=source,
+        default=upstream.Source.AUTO,
+        metavar="git|sdist|auto",
+        help="where upstream comes from: the submodule, the package index, or (auto, the default) the submodule where it is initialised",
+    )
+
+
+def _count(text: str | None) -> int | None:
+    return None if text is None else series.read(PATCHES).named(text) + 1
+
+
+def _apply(options: argparse.Namespace) -> None:
+    patches, applied = apply(load(), options.source, count=_count(options.to), reset=options.reset)
+    if options.json:
+        names = [p.name for p in patches.patches]
+        console.result({"root": str(applied.root), "base": applied.base, "commit": applied.commit, "digest": applied.digest, "patches": names})
+
+
+def _export(options: argparse.Namespace) -> None:
+    if options.check and not SOURCE.exists():
+        apply(load(), upstream.Source.AUTO)
+    done = tree.export(SOURCE, PATCHES, check=options.check)
+    parts = [f"{verb} {', '.join(names)}" for verb, names in (("wrote", done.written), ("removed", done.removed)) if names]
+    console.done("; ".join(parts) + ". Next: nox -s lint, nox -s changes." if parts else "patches/ is what build/source says.")
+    if options.json:
+        console.result(asdict(done))
+
+
+def _patches(options: argparse.Namespace) -> None:
+    patches, applied = apply(load(), options.source)
+    repository = Repository(applied.root, SeriesError)
+    commits = repository.commits(applied.base, applied.commit)
+    names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
+    graph = {names[c]: sorted(names[n] for n in needed) for c, needed in move.needs(repository, commits).items()}
+    if options.json:
+        console.result(
+            {
+                "digest": applied.digest,
+                "base": applied.base,
+                "patches": [
+                    {
+                        "name": p.name,
+                        "subject": p.subject,
+                        "feature": p.feature,
+                        "upstream_status": p.upstream_status,
+                        "guards": p.guards,
+                        "needs": graph[p.number],
+                        "files": [asdict(f) for f in p.files],
+                    }
+                    for p in patches.patches
+                ],
+            }
+        )
+        return
+    table = Table("patch", "feature", "Upstream-Status", "files", "+", "−", "needs", "guards", show_lines=True)
+    for p in patches.patches:
+        files = "\n".join(f"{f.path}{' (new)' if f.is_new else ''}" for f in p.files)
+        added, removed = sum(f.added for f in p.files), sum(f.removed for f in p.files)
+        table.add_row(
+            f"{p.number} {p.subject}",
+            p.feature,
+            p.upstream_status,
+            files,
+            str(added),
+            str(removed),
+            ", ".join(graph[p.number]) or "–",
+            "\n".join(p.guards),
+        )
+    console.out.print(table)
+    console.note(f"digest {applied.digest}, base {applied.base}")
+
+
+def _lint(options: argparse.Namespace) -> None:
+    problems = lint.check(options.patches.resolve())
+    if options.json:
+        console.result([{"path": str(p.path), "line": p.line, "text": p.text} for p in problems])
+    if problems:
+        listed = "\n".join(str(p).removeprefix(f"{ROOT}/") for p in problems)
+        raise SeriesError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the series:\n{listed}")
+    console.done("The series is well-formed.")
+
+
+def _guards(options: argparse.Namespace) -> None:
+    patches, applied = apply(load(), options.source)
+    outcomes = guards.run(patches, applied)
+    if options.json:
+        console.result([{**asdict(o), "guard": str(o.guard), "discriminates": o.discriminates} for o in outcomes])
+    else:
+        table = Table("patch", "guard", "without", "with", "whole series")
+        for o in outcomes:
+            table.add_row(o.patch.partition("-")[0], str(o.guard), *("passes" if passed else "fails" for passed in (o.before, o.after, o.whole)))
+        console.out.print(table)
+    guards.require(outcomes)
+    console.done(f"{len(outcomes)} guards of {len(patches.patches)} patches fail without their patch and pass with it.")
+
+
+def _forecast(options: argparse.Namespace) -> None:
+    loaded, patches = load(), series.read(PATCHES)
+    checkout = find(loaded, options.source)
+    names = options.versions or list(loaded.releases)
+    git = Repository(ROOT / "upstream", UpstreamError)
+    has_git = git.root.is_dir() and git.is_top_level()
+    found: dict[str, list[Move]] = {}
+    for name in names:
+        release = releases.find(loaded, name, ROOT / "upstream", cache(), options.source)
+        console.step(f"Forecast for {release.name} ({release.how})")
+        found[release.name] = move.run_forecast(BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None)
+    if options.json:
+        as_data = {n: [{"patch": m.patch, "outcome": m.outcome.value, "evidence": m.evidence} for m in moves] for n, moves in found.items()}
+        console.result({"from": loaded.upstream.version, "releases": as_data})
+    elif options.markdown:
+        console.out.print(_markdown(patches, found), markup=False)
+    else:
+        table = Table("patch", *found)
+        for i, p in enumerate(patches.patches):
+            table.add_row(f"{p.number} {p.subject}", *(moves[i].outcome.value for moves in found.values()))
+        console.out.print(table)
+        for name, moves in found.items():
+            for m in moves:
+                for line in m.evidence:
+                    console.note(f"{name}, {m.patch.partition('-')[0]}: {line}")
+
+
+def _markdown(patches: series.Series, found: dict[str, list[Move]]) -> str:
+    lines = ["| patch | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
+    for i, p in enumerate(patches.patches):
+        cells = [moves[i].outcome.value + "".join(f"<br>{line}" for line in moves[i].evidence) for moves in found.values()]
+        lines.append(f"| {p.number} {p.subject} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _rebase(options: argparse.Namespace) -> None:
+    rebase = Rebase(ROOT, BUILD / "rebase")
+    chosen = [bool(options.version), options.proceed, options.skip, options.abort]
+    if sum(chosen) != 1:
+        raise UsageError("say one of: VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --skip, --abort.")
+    if options.reason and not options.skip:
+        raise UsageError("--reason belongs to --skip.")
+    if options.abort:
+        console.done(rebase.abort())
+        return
+    if options.proceed:
+        report = rebase.proceed()
+    elif options.skip:
+        report = rebase.skip(options.reason)
+    else:
+        if rebase.under_way:
+            raise UsageError("a rebase is under way; --continue, --skip or --abort it.")
+        if stake := tree.unsaved(SOURCE):
+            raise SeriesError(f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset).")
+        loaded, patches = load(), series.read(PATCHES)
+        checkout = find(loaded, options.source)
+        release = releases.find(loaded, options.version, ROOT / "upstream", cache(), options.source)
+        console.step(f"Rebase from {loaded.upstream.version} to {release.name} ({release.how})")
+        report = rebase.start(loaded, patches, checkout, release)
+    _tell(report)
+    if options.json:
+        console.result(report.as_json())
+
+
+def _tell(report: Report) -> None:
+    console.step(f"Rebased from {report.old} to {report.new}")
+    for done in report.done:
+        console.note(f"{done.patch}: {f'skipped: {done.reason}' if done.reason else done.outcome}")
+        for line in done.evidence:
+            console.note(f"    {line}")
+    console.step("What changed in the patches themselves (git range-diff, old against new)")
+    for line in report.range_diff.splitlines():
+        console.note(line)
+    changed = [f"{verb} {', '.join(names)}" for verb, names in (("wrote", report.written), ("removed", report.removed)) if names]
+    console.note(f"patches/: {'; '.join(changed) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name {report.new}")
+    console.note(report.submodule)
+    console.step("Next")
+    if report.kernels:
+        console.note(f"{len(report.kernels)} kernel files may differ: nox -s build -- --kernels {report.kernel_words}")
+    console.note("nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; then git add -A and git commit")
+    console.done(f"The series stands on {report.new}.")
+
+
+def _each(options: argparse.Namespace) -> None:
+    patches, applied = apply(load(), options.source)
+    runs = steps.each(patches, applied, options.run_command, BUILD / "tmp")
+    if options.json:
+        console.result([asdict(r) for r in runs])
+    if failed := next((r for r in runs[1:] if not r.passed and r.status != steps.UNTESTABLE), None):
+        raise SeriesError(f"{failed.patch} is the first prefix at which it fails (status {failed.status}).")
+    console.done(f"It passes after every one of the {len(patches.patches)} patches.")
+
+
+def _bisect(options: argparse.Namespace) -> None:
+    patches, applied = apply(load(), options.source)
+    first, runs = steps.bisect(patches, applied, options.run_command, BUILD / "tmp")
+    if options.json:
+        console.result({"first_failing": first, "runs": [asdict(r) for r in runs]})
+    if first is None:
+        console.done("It passes on the whole series; nothing to look for.")
+    else:
+        raise SeriesError(f"{first} is the first patch with which it fails.")
+
+
+def _changes(options: argparse.Namespace) -> None:
+    text = changes.render(load(), series.read(PATCHES))
+    path = ROOT / "CHANGES.md"
+    if options.check:
+        changes.check(path, text)
+        written = False
+        console.done("CHANGES.md is what the patches say.")
+    else:
+        written = changes.write(path, text)
+        console.done("CHANGES.md written." if written else "CHANGES.md was up to date.")
+    if options.json:
+        console.result({"written": written})
+
+
+def add_commands(commands: Any) -> None:
+    """The sub-parsers; each sets ``run``."""
+
+    def add(name: str, run: Callable[[argparse.Namespace], None], text: str, more: str = "", *, needs_source: bool = True) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}".strip())
+        parser.set_defaults(run=run)
+        parser.add_argument("--json", action="store_true", help="print one JSON document on stdout; what is read by people goes to stderr")
+        if needs_source:
+            add_source(parser)
+        return parser
+
+    one = add("apply", _apply, "apply the series to upstream in build/source, as commits", "Exact: no fuzz, no offset.")
+    one.add_argument("--to", metavar="PATCH", help="stop after this patch (a number, a file name, or a part of one)")
+    one.add_argument("--reset", action="store_true", help="throw away whatever build/source holds")
+
+    one = add("export", _export, "write the commits of build/source back to patches/", needs_source=False)
+    one.add_argument("--check", action="store_true", help="write nothing; fail where patches/ is not what build/source says")
+
+    add("patches", _patches, "list the patches: what each is for, touches and guards, and which others it needs")
+    one = add("lint", _lint, "check headers, trailers, series file, paths and whitespace of the patches", needs_source=False)
+    one.add_argument("patches", metavar="FOLDER", nargs="?", type=Path, default=PATCHES, help="default: patches/")
+    add("guards", _guards, "run each patch's guard on the tree without it, which must fail, and with it, which must pass")
+
+    one = add(
+        "forecast",
+        _forecast,
+        "say what becomes of each patch on other releases of upstream",
+        "Changes nothing. Outcomes: " + ", ".join(move.Outcome) + ".",
+    )
+    one.add_argument("versions", metavar="VERSION", nargs="*", help="a release, tag, commit or 'latest' (default: [releases] of wheel_matrix.toml)")
+    one.add_argument("--markdown", action="store_true", help="print a Markdown table")
+
+    one = add("rebase", _rebase, "move the series to another release of upstream", "Stops where a person must look, and says what to do next.")
+    one.add_argument("version", metavar="VERSION", nargs="?", help="a release, a tag, a commit (of the submodule), or 'latest'")
+    one.add_argument("--continue", dest="proceed", action="store_true", help="go on after a conflict was resolved, or after a run that was killed")
+    one.add_argument("--skip", action="store_true", help="leave the patch out that stopped the rebase")
+    one.add_argument("--reason", metavar="WHY", default="", help="with --skip: why; recorded in patches/series")
+    one.add_argument("--abort", action="store_true", help="drop the rebase; nothing has changed")
+
+    for name, run, text in (
+        ("each", _each, "run a command on upstream and after every patch"),
+        ("bisect", _bisect, "find the first patch with which a command fails"),
+    ):
+        one = add(name, run, text, "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: cannot be tested.")
+        one.add_argument("--run", dest="run_command", metavar="CMD", required=True, help="a shell command")
+
+    one = add("changes", _changes, "render CHANGES.md from the patches", needs_source=False)
+    one.add_argument("--check", action="store_true", help="write nothing; fail when CHANGES.md is stale")

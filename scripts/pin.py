@@ -1,0 +1,59 @@
+"""Write a new pin into ``wheel_matrix.toml``, keeping its comments, and into the submodule's gitlink."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tomlkit
+
+from scripts import matrix as model
+from scripts.errors import MatrixError
+from scripts.git import Repository
+from scripts.matrix import UNKNOWN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from scripts.matrix import Matrix, Upstream
+
+
+def write(matrix: Matrix, pin: Upstream) -> bool:
+    """Replace the pin; the old release joins [releases], the fork's revision starts again at 1. Whether anything changed."""
+    if pin == matrix.upstream:
+        return False
+    document = tomlkit.parse(matrix.path.read_text(encoding="utf-8"))
+    table = document["upstream"]
+    old = matrix.upstream
+    values = pin.model_dump(by_alias=True)
+    for key, value in values.items():
+        table[key] = value
+    document["fork"]["revision"] = 1
+    releases = document.setdefault("releases", tomlkit.table())
+    if old.sdist_sha256 != UNKNOWN:
+        releases[old.version] = old.sdist_sha256
+    if pin.version in releases:
+        del releases[pin.version]
+    aside = matrix.path.with_name(matrix.path.name + ".part")
+    aside.write_text(tomlkit.dumps(document), encoding="utf-8")
+    try:
+        if model.load(aside).upstream != pin:
+            raise MatrixError(f"{matrix.path}: the new pin could not be written.")
+        aside.replace(matrix.path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return True
+
+
+def write_gitlink(root: Path, pin: Upstream) -> str:
+    """Stage the submodule's commit in this repository's index; what was done or is left to do, in words."""
+    later = f"git -C upstream fetch --tags, git -C upstream checkout {pin.tag}, git add upstream"
+    if pin.commit == UNKNOWN:
+        return (
+            f"The commit of {pin.version} is unknown, because it came from the package index alone. Where git reaches upstream: {later}, "
+            "and write commit and cutlass (git -C upstream submodule status) into wheel_matrix.toml."
+        )
+    repository = Repository(root, MatrixError)
+    if not repository.is_top_level():
+        return f"This is no git repository; the submodule was left alone ({later})."
+    repository.run("update-index", "--add", "--cacheinfo", f"160000,{pin.commit},upstream")
+    return f"The submodule's commit {pin.commit[:12]} is staged (git diff --cached upstream)."

@@ -1,0 +1,351 @@
+"""Move the series to another release: stop where a person must look, go on, skip, abort; lose nothing.
+
+The state lies in ``build/rebase/state.json``, written aside and renamed after every patch; the repository
+beside it keeps the old series under refs/series/backup. A run that was killed goes on with ``--continue``.
+patches/, the pin and CHANGES.md change only at the end, when every patch has moved, is well-formed and
+keeps its guard.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts import affected, changes, console, guards, lint, move, pin, series
+from scripts import matrix as matrix_model
+from scripts import tree as work_tree
+from scripts.errors import ActionNeeded, GuardError, SeriesError, UsageError
+from scripts.git import Repository
+from scripts.matrix import Upstream
+
+if TYPE_CHECKING:
+    from scripts.matrix import Matrix
+    from scripts.releases import Release
+    from scripts.upstream import Checkout
+
+FORMAT = 1
+_GO_ON = "nox -s rebase -- --continue"
+_SKIP = "nox -s rebase -- --skip --reason 'WHY'"
+_ABORT = "nox -s rebase -- --abort"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A patch that was dealt with."""
+
+    patch: str
+    outcome: str
+    commit: str  # on the new base; of the old series for one that was skipped
+    reason: str = ""  # why it was skipped
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a rebase stands."""
+
+    old_pin: dict[str, Any]
+    new_pin: dict[str, Any]
+    old_base: str
+    new_base: str
+    tip: str
+    patches: dict[str, str]  # name to sha256, as patches/ had them at the start
+    landed: dict[str, tuple[str, str]]
+    done: tuple[Done, ...] = ()
+    stopped: bool = False  # the next patch lies in the work tree for a person
+    finishing: bool = False  # patches/ may have been written
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a finished rebase did."""
+
+    old: str
+    new: str
+    done: tuple[Done, ...]
+    range_diff: str
+    kernels: tuple[str, ...]
+    kernel_words: str
+    submodule: str
+    written: tuple[str, ...]
+    removed: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+class Rebase:
+    """One rebase, in its folder."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root = root
+        self.folder = folder
+        self._path = folder / "state.json"
+        self.source = folder / "source"
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is one."""
+        return self._path.exists()
+
+    # --- state ---
+
+    def _save(self, state: State) -> State:
+        aside = self._path.with_suffix(".part")
+        aside.write_text(json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n", encoding="utf-8")
+        aside.replace(self._path)
+        return state
+
+    def load(self) -> State:
+        """The state, checked against the repository beside it."""
+        if not self.under_way:
+            raise UsageError("no rebase is under way; nox -s rebase -- VERSION starts one.")
+        try:
+            raw = json.loads(self._path.read_text(encoding="utf-8"))
+            if raw.pop("format") != FORMAT:
+                raise SeriesError(f"{self._path} is of another version of this program; {_ABORT} drops it, patches/ is untouched.")
+            raw["done"] = tuple(Done(**{**d, "evidence": tuple(d["evidence"])}) for d in raw["done"])
+            raw["landed"] = {name: (outcome, evidence) for name, (outcome, evidence) in raw["landed"].items()}
+            state = State(**raw)
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise SeriesError(f"{self._path} is damaged ({e}); {_ABORT} drops the rebase, patches/ is untouched.") from e
+        repository = Repository(self.source, SeriesError)
+        if not self.source.is_dir() or not repository.is_top_level():
+            raise SeriesError(f"{self.source} is gone; {_ABORT} drops the rebase, patches/ is untouched.")
+        for what, commit in (("the old base", state.old_base), ("the new base", state.new_base), ("the old series", state.tip)):
+            if repository.attempt("cat-file", "-e", f"{commit}^{{commit}}")[0] != 0:
+                raise SeriesError(f"{self.source} has lost {what}, {commit}; {_ABORT} drops the rebase, patches/ is untouched.")
+        if repository.resolve("refs/series/backup") != state.tip:
+            raise SeriesError(f"{self.source}: refs/series/backup is not the series that was to be moved; {_ABORT} drops the rebase.")
+        return state
+
+    def _space(self, state: State) -> move.Workspace:
+        repository = Repository(self.source, SeriesError)
+        return move.Workspace(repository, state.old_base, state.tip, state.new_base, state.old_pin["version"], state.new_pin["version"])
+
+    # --- commands ---
+
+    def start(self, matrix: Matrix, patches: series.Series, checkout: Checkout, release: Release) -> Report:
+        """Begin, and go as far as nobody is needed."""
+        if self.under_way:
+            raise UsageError(f"a rebase is under way: {_GO_ON}, {_SKIP}, or {_ABORT}.")
+        if work_tree.pin_key(release.pin) == work_tree.pin_key(matrix.upstream):
+            raise UsageError(f"the series stands on {release.name} already.")
+        shutil.rmtree(self.folder, ignore_errors=True)  # of a start that was killed
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=self.folder.name + "."))
+        try:
+            space = move.workspace(aside / "source", patches, matrix.upstream, checkout, release)
+            there = {name: (outcome.value, evidence) for name, (outcome, evidence) in move.landed(space, patches.patches).items()}
+            state = State(
+                matrix.upstream.model_dump(by_alias=True),
+                release.pin.model_dump(by_alias=True),
+                space.old_base,
+                space.new_base,
+                space.tip,
+                {p.name: p.sha256 for p in patches.patches},
+                there,
+            )
+            (aside / "state.json").write_text(json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n", encoding="utf-8")
+            aside.replace(self.folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        return self._walk(self.load())
+
+    def proceed(self) -> Report:
+        """Go on, with what a person made of the patch that stopped it."""
+        state = self.load()
+        if state.stopped:
+            state = self._take(state)
+        elif len(state.done) < len(state.patches):
+            self._clear(state)
+        return self._walk(state)
+
+    def skip(self, reason: str) -> Report:
+        """Leave the patch out that stopped it; the reason goes into ``patches/series``."""
+        state = self.load()
+        if not state.stopped:
+            raise UsageError(f"no patch stopped the rebase; {_GO_ON}.")
+        if not reason.strip():
+            raise UsageError("a patch is skipped for a reason: --reason 'upstream has it since …'.")
+        space = self._space(state)
+        move.abandon(space)
+        name, commit = self._next(state, space)
+        outcome, evidence = state.landed.get(name, ("skipped", ""))
+        done = Done(name, outcome, commit, " ".join(reason.split()), (evidence,) if evidence else ())
+        return self._walk(self._save(replace(state, done=(*state.done, done), stopped=False)))
+
+    def abort(self) -> str:
+        """Drop the rebase; patches/ and the pin are as they were."""
+        if not self.folder.exists():
+            raise UsageError("no rebase is under way.")
+        try:
+            finishing = json.loads(self._path.read_text(encoding="utf-8")).get("finishing", False)
+        except (OSError, ValueError, AttributeError):
+            finishing = False  # damaged: there is nothing to finish from
+        if finishing:
+            raise UsageError(f"every patch has moved and patches/ is being written: {_GO_ON} finishes; git checkout takes it back.")
+        aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=self.folder.name + "."))
+        self.folder.replace(aside / "dropped")
+        shutil.rmtree(aside)
+        return "The rebase is dropped; patches/ and wheel_matrix.toml are as they were."
+
+    # --- steps ---
+
+    def _next(self, state: State, space: move.Workspace) -> tuple[str, str]:
+        place = len(state.done)
+        return list(state.patches)[place], space.commits[place]
+
+    def _head(self, state: State) -> str:
+        """The last patch's commit on the new base."""
+        return next((d.commit for d in reversed(state.done) if not d.reason), state.new_base)
+
+    def _clear(self, state: State) -> None:
+        """After a kill: the work tree as it was after the last patch that was recorded."""
+        repository = Repository(self.source, SeriesError)
+        (self.source / ".git/index.lock").unlink(missing_ok=True)
+        repository.attempt("cherry-pick", "--quit")
+        repository.run("reset", "--quiet", "--hard", self._head(state))
+        repository.run("clean", "--quiet", "--force", "-d", "-x")
+
+    def _take(self, state: State) -> State:
+        """Record what a person made of the next patch."""
+        space = self._space(state)
+        repository = space.repository
+        name, _ = self._next(state, space)
+        head = repository.resolve("HEAD")
+        if work_tree.in_progress(self.source):
+            marked = [n for n in repository.run("diff", "--name-only", "--diff-filter=U", "-z", writes=False).split("\0") if n]
+            for file in marked:
+                path = self.source / file
+                lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+                if at := next((i for i, line in enumerate(lines, 1) if line.startswith(("<<<<<<< ", ">>>>>>> "))), None):
+                    raise ActionNeeded(f"{path}:{at}: a conflict of {name} is not resolved. Edit the file, then {_GO_ON}.")
+            repository.run("add", "--all")
+            if not repository.run("diff", "--cached", "--name-only", writes=False):
+                raise ActionNeeded(f"{name} would leave nothing. If that is right, say why: {_SKIP}.")
+            repository.run("-c", "core.editor=true", "cherry-pick", "--continue")
+            head = repository.resolve("HEAD")
+        elif repository.run("status", "--porcelain").strip():
+            raise ActionNeeded(f"{self.source} has uncommitted changes; commit them as {name}, then {_GO_ON}.")
+        before = self._head(state)
+        if head == before:
+            raise ActionNeeded(f"{name} has no commit in {self.source}. Commit it there, or say why it is left out: {_SKIP}.")
+        parents = repository.run("log", "-1", "--format=%P", head, writes=False).split()
+        if parents != [before]:
+            raise ActionNeeded(f"{self.source}: HEAD is to be one commit, {name}, on {before[:12]}. Put it there (git rebase -i), then {_GO_ON}.")
+        return self._save(replace(state, done=(*state.done, Done(name, "resolved", head)), stopped=False))
+
+    def _walk(self, state: State) -> Report:
+        space = self._space(state)
+        repository, total = space.repository, len(state.patches)
+        while len(state.done) < total:
+            name, commit = self._next(state, space)
+            there = state.landed.get(name)
+            step = move.pick(space, commit)
+            judged = move.judge(name, step, (move.Outcome(there[0]), there[1]) if there else None)
+            unfinished = work_tree.in_progress(self.source) is not None
+            if unfinished or judged.outcome in (move.Outcome.LANDED_IDENTICAL, move.Outcome.LANDED_MODIFIED):
+                if not unfinished:
+                    repository.run("reset", "--quiet", "--hard", self._head(state))
+                self._save(replace(state, stopped=True))
+                raise ActionNeeded(self._why(state, judged, total))
+            done = Done(name, judged.outcome.value, repository.resolve("HEAD"), evidence=judged.evidence)
+            state = self._save(replace(state, done=(*state.done, done)))
+            console.note(f"{len(state.done)}/{total} {name}: {judged.outcome.value}")
+        return self._finish(state)
+
+    def _why(self, state: State, judged: move.Move, total: int) -> str:
+        old, new = state.old_pin["version"], state.new_pin["version"]
+        lines = [f"patch {len(state.done) + 1} of {total}, {judged.patch}: {judged.outcome.value} on {new}."]
+        lines += ["    " + line for line in judged.evidence]
+        lines += self._history(state, judged)
+        if judged.outcome in (move.Outcome.LANDED_IDENTICAL, move.Outcome.LANDED_MODIFIED, move.Outcome.EMPTY):
+            lines.append(f"  left out, if upstream has all of it: {_SKIP}")
+        lines += [
+            f"  what {new} changed there: git -C {self.source} diff {state.old_base[:12]} {state.new_base[:12]} -- FILE",
+            f"  the patch as it was:      git -C {self.source} show {self._next(state, self._space(state))[1][:12]}   (against {old})",
+            f"  resolved, edit the files in {self.source}, then: {_GO_ON}",
+            f"  or: {_SKIP}   or: {_ABORT}",
+        ]
+        return "\n".join(lines)
+
+    def _history(self, state: State, judged: move.Move) -> list[str]:
+        """Upstream's commits between the two releases on the files in question, where git has both."""
+        upstream = Repository(self.root / "upstream", SeriesError)
+        old, new = state.old_pin["commit"], state.new_pin["commit"]
+        if not upstream.root.is_dir() or not upstream.is_top_level() or any(upstream.attempt("cat-file", "-e", c)[0] for c in (old, new)):
+            return []
+        files = sorted({line.split(":")[0].split(" ")[0] for line in judged.evidence if "/" in line.split(":")[0]})
+        log = upstream.run("log", "--oneline", "--no-decorate", f"{old}..{new}", "--", *files, writes=False) if files else ""
+        return ["  upstream's commits on these files:"] + ["    " + line for line in log.splitlines()] if log else []
+
+    # --- the end ---
+
+    def _finish(self, state: State) -> Report:
+        space = self._space(state)
+        repository, folder = space.repository, self.root / "patches"
+        new_pin = Upstream.model_validate(state.new_pin)
+        if operation := work_tree.in_progress(self.source) or repository.run("status", "--porcelain").strip():
+            raise ActionNeeded(f"{self.source} is not finished ({operation}); commit or finish it there, then {_GO_ON}.")
+        patches = work_tree.exported_patches(repository, state.new_base)
+        if not patches:
+            raise SeriesError(f"no patch is left; {_ABORT}.")
+        self._gate(state, repository, patches)
+        matrix = matrix_model.load(self.root / "wheel_matrix.toml")
+        now = {p.name: p.sha256 for p in series.read(folder).patches}
+        if not state.finishing and now != state.patches:
+            raise ActionNeeded(f"{folder} changed since the rebase began; put it back (git checkout {folder}), or {_ABORT}.")
+        state = self._save(replace(state, finishing=True))
+        dropped = [f"# not since {new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
+        written = work_tree.write_folder(folder, patches, dropped)
+        pin.write(matrix, new_pin)
+        matrix, fresh = matrix_model.load(matrix.path), series.read(folder)
+        changes.write(self.root / "CHANGES.md", changes.render(matrix, fresh))
+        linked = pin.write_gitlink(self.root, new_pin)
+        range_diff = repository.run("range-diff", "--no-color", f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD", writes=False)
+        touched = affected.kernels(repository, state.tip, repository.resolve("HEAD"))
+        report = Report(
+            state.old_pin["version"],
+            new_pin.version,
+            state.done,
+            range_diff,
+            tuple(k.name for k in touched),
+            ",".join(matrix_model.spell_kernels(touched)) if touched else "",
+            linked,
+            written.written,
+            written.removed,
+        )
+        reports = self.root / "build/reports"
+        reports.mkdir(parents=True, exist_ok=True)
+        name = f"rebase-{report.old}-to-{report.new}.json"
+        (reports / f".{name}").write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+        (reports / f".{name}").replace(reports / name)
+        aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=self.folder.name + "."))
+        self.folder.replace(aside / "finished")
+        shutil.rmtree(aside)
+        return report
+
+    def _gate(self, state: State, repository: Repository, patches: dict[str, bytes]) -> None:
+        """Refuse a series that is malformed or whose guards do not discriminate."""
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="check-") as temporary:
+            candidate = Path(temporary) / "patches"
+            work_tree.write_folder(candidate, patches)
+            moved = series.read(candidate)
+            problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate)]
+            try:
+                head = repository.resolve("HEAD")
+                guards.require(guards.run(moved, work_tree.Tree(self.source, state.new_base, head, "", "")))
+            except GuardError as e:
+                problems += str(e).splitlines()
+        if problems:
+            listed = "\n".join("    " + p for p in problems)
+            raise ActionNeeded(
+                f"every patch has moved, and the series is not yet good:\n{listed}\n"
+                f"  amend the commits in {self.source} (git rebase -i {state.new_base[:12]}), then {_GO_ON}; or {_ABORT}"
+            )

@@ -1,0 +1,345 @@
+"""The series as commits in a work tree: apply it, export it.
+
+One series on one base always ends in one commit id: author, committer and dates are fixed, and the base
+is a commit of upstream's files alone. Applying is exact: no fuzz, no offset. What somebody did in the
+tree is never thrown away unasked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts import series as model
+from scripts import upstream
+from scripts.errors import SeriesError
+from scripts.git import Repository
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scripts.matrix import Upstream
+    from scripts.series import Series
+
+_MARKER = "series.json"  # in the repository's .git: what was applied
+_MARKER_FORMAT = 2
+_KEEP_OR_DROP = "nox -s export writes commits to patches/; nox -s apply -- --reset throws away what is there"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A work tree with the series applied."""
+
+    root: Path
+    base: str
+    commit: str
+    digest: str
+    sources: str  # id of csrc: what objects are compiled from, whatever the messages and the Python files say
+
+
+@dataclass(frozen=True)
+class Exported:
+    """File names in patches/ that an export wrote and removed."""
+
+    written: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def in_progress(root: Path) -> str | None:
+    """The operation of git's that was not finished in a work tree."""
+    names = {
+        "rebase-merge": "rebase",
+        "rebase-apply": "am or rebase",
+        "CHERRY_PICK_HEAD": "cherry-pick",
+        "REVERT_HEAD": "revert",
+        "MERGE_HEAD": "merge",
+    }
+    return next((what for name, what in names.items() if (root / ".git" / name).exists()), None)
+
+
+def pin_key(pin: Upstream) -> str:
+    """What a base is made of."""
+    return f"{pin.distribution} {pin.version} {pin.commit} {pin.cutlass} {pin.sdist_sha256}"
+
+
+def _marker(root: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads((root / ".git" / _MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if found.get("format") == _MARKER_FORMAT else None
+
+
+def _write_marker(root: Path, facts: dict[str, Any]) -> None:
+    path = root / ".git" / _MARKER
+    aside = path.with_suffix(".part")
+    aside.write_text(json.dumps({"format": _MARKER_FORMAT, **facts}) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def _prove_exact(repository: Repository, path: Path) -> None:
+    """``git am`` takes a hunk that moved; we do not: it may have moved into another function."""
+    status, out, err = repository.attempt("apply", "--check", "--verbose", "--whitespace=nowarn", str(path))
+    report = f"{out}\n{err}"
+    if "Skipped patch" in report:
+        raise SeriesError(f"{path.name}: git skipped it: {repository.root} is inside another repository.")
+    offsets = re.findall(r"^Hunk #\d+ succeeded at .*$", report, re.MULTILINE)
+    if status != 0 or offsets:
+        lines = [line for line in report.splitlines() if line.startswith(("error:", "Hunk #")) and line != "error: while searching for:"]
+        raise SeriesError(f"{path.name} does not apply exactly:\n" + "\n".join("    " + line for line in lines))
+
+
+def _work_at_stake(repository: Repository, marker: dict[str, Any]) -> str | None:
+    """What is in a tree and in no patch, in words; None when it may be replaced."""
+    root = repository.root
+    if operation := in_progress(root):
+        return f"{root} is in the middle of a {operation}; finish it there (git status tells how) or abort it"
+    if changed := repository.run("status", "--porcelain").strip():
+        return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
+    head, known = repository.resolve("HEAD"), marker["commit"]
+    ahead = repository.run("log", "--format=    %h %s", head, "--branches", f"^{known}", writes=False)
+    if ahead:
+        return f"{root} has commits that are in no patch:\n{ahead}"
+    if stashed := repository.run("stash", "list", writes=False):
+        return f"{root} has stashes:\n{stashed}"
+    if head != known:
+        count = len(repository.commits(head, known))
+        return f"{root} lacks the last {count} of the commits that nox -s apply made (git reset?)"
+    return None
+
+
+def unsaved(root: Path) -> str | None:
+    """What is in a finished tree and in no patch, in words; None when there is nothing, or no tree."""
+    marker = _marker(root)
+    return _work_at_stake(Repository(root, SeriesError), marker) if marker else None
+
+
+def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | None:
+    """The finished tree when it is of these bytes; None when it may be replaced."""
+    if not root.exists():
+        return None
+    finished = Repository(root, SeriesError)
+    marker = _marker(root) if root.is_dir() else None
+    if marker is None or not finished.is_top_level():
+        if reset and (root / ".git").is_dir():
+            return None
+        raise SeriesError(f"{root} is nothing that nox -s apply of this version made; move it away, or delete it.")
+    if reset:
+        return None
+    if stake := _work_at_stake(finished, marker):
+        raise SeriesError(f"{stake}. {_KEEP_OR_DROP}.")
+    digest = series.digest(marker["base"])
+    if (marker["pin"], marker["digest"]) != (pin_key(pin), digest):
+        return None
+    return Tree(root, marker["base"], marker["commit"], digest, finished.resolve("HEAD:csrc"))
+
+
+def make_base(root: Path, pin: Upstream, checkout: upstream.Checkout) -> str:
+    """Make a repository of upstream's files as they are; the commit's id follows from them and the release's name."""
+    upstream.materialise(checkout, root)
+    repository = Repository.create(root, SeriesError)
+    repository.run("add", "--all", "--force")
+    repository.run("commit", "--quiet", "-m", f"{pin.distribution} {pin.version}")
+    return repository.resolve("HEAD")
+
+
+def base_of(pin: Upstream, checkout: upstream.Checkout) -> str:
+    """The id of the commit that :func:`make_base` makes."""
+    with tempfile.TemporaryDirectory(prefix="fa2-base-") as folder:
+        return make_base(Path(folder) / "source", pin, checkout)
+
+
+def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path, *, of: int | None = None, reset: bool = False) -> Tree:
+    """Make ``root`` a repository with upstream's files as one commit and each patch as one more.
+
+    A tree that was applied from the same bytes is taken as it is. Otherwise it is made aside and renamed,
+    so that an interrupted run leaves the old one or none.
+
+    Args:
+        series: the patches to apply.
+        pin: the release they are for.
+        checkout: its files.
+        root: the work tree.
+        of: how many patches the whole series has, where ``series`` is a part; such a tree is not exported.
+        reset: replace a finished tree whatever is in it.
+
+    Raises:
+        SeriesError: a patch does not apply exactly, or the finished tree holds work that is in no patch.
+    """
+    if (reused := _reuse(series, pin, root, reset=reset)) is not None:
+        return reused
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=root.parent, prefix=root.name + "."))
+    except OSError as e:
+        raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
+    try:
+        work = aside / "tree"
+        base = make_base(work, pin, checkout)
+        repository = Repository(work, SeriesError)
+        for patch in series.patches:
+            path = (series.folder / patch.name).resolve()
+            _prove_exact(repository, path)
+            repository.run("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr", str(path))
+        commit, digest = repository.resolve("HEAD"), series.digest(base)
+        facts = {"pin": pin_key(pin), "digest": digest, "base": base, "commit": commit, "of": of or len(series.patches)}
+        _write_marker(work, {**facts, "patches": {p.name: p.sha256 for p in series.patches}})
+        shutil.rmtree(root, ignore_errors=True)
+        work.replace(root)
+        return Tree(root, base, commit, digest, Repository(root, SeriesError).resolve("HEAD:csrc"))
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def format_patches(repository: Repository, base: str, target: Path, tip: str = "HEAD") -> list[str]:
+    """Write the commits after ``base`` as canonical patches into ``target``; return their names in order.
+
+    Raises:
+        SeriesError: a merge or an empty commit, which no patch can hold.
+    """
+    for commit in repository.commits(base, tip):
+        about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
+        if " " in repository.run("log", "-1", "--format=%P", commit, writes=False):
+            raise SeriesError(f"{repository.root}: commit {about} is a merge; a series is a line (git rebase makes one).")
+        if not repository.run("diff-tree", "--no-commit-id", "--name-only", commit, writes=False):
+            raise SeriesError(f"{repository.root}: commit {about} changes no file; drop it (git rebase -i).")
+    options = ["--zero-commit", "--no-signature", "--no-numbered", "--no-renames", "--diff-algorithm=histogram", "--stat=72"]
+    options += ["--no-attach", "--no-thread", "--no-add-header", "--no-encode-email-headers", "--no-full-index", "--abbrev=12"]
+    options += ["--filename-max-length=100", f"--output-directory={target.resolve()}"]
+    out = repository.run("format-patch", *options, f"{base}..{tip}", writes=False)
+    return [Path(line).name for line in out.splitlines()]
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swap two folders in one step, so that neither name is ever missing (renameat2 of Linux)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_fdcwd, rename_exchange = -100, 2
+    if libc.renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) != 0:
+        code = ctypes.get_errno()
+        raise SeriesError(f"could not swap {one} and {other}: {os.strerror(code)}.")
+
+
+def write_folder(folder: Path, patches: dict[str, bytes], notes: Sequence[str] = ()) -> Exported:
+    """Make ``folder`` hold exactly these patches, in this order.
+
+    What else lies there stays, and so do the comments in ``series``; ``notes`` are added to them, at the end.
+    """
+    old, footer = model.listing(folder) if (folder / model.LISTING).is_file() else ((), ())
+    footer = (*footer, *(note for note in notes if note not in footer))
+    after = patches | {model.LISTING: model.render_listing(list(patches), old, footer).encode()}
+    managed = [p for p in folder.iterdir() if p.suffix == ".patch" or p.name == model.LISTING] if folder.is_dir() else []
+    before = {p.name: p.read_bytes() for p in managed}
+    changes = Exported(
+        tuple(sorted(name for name, content in after.items() if before.get(name) != content)), tuple(sorted(before.keys() - after.keys()))
+    )
+    if not (changes.written or changes.removed):
+        return changes
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+        aside = Path(temporary) / folder.name
+        if folder.is_dir():
+            shutil.copytree(folder, aside, symlinks=True)
+        aside.mkdir(exist_ok=True)
+        for name in changes.removed:
+            (aside / name).unlink()
+        for name in changes.written:
+            (aside / name).write_bytes(after[name])
+        if folder.is_dir():
+            _exchange(aside, folder)
+        else:
+            aside.replace(folder)
+    return changes
+
+
+def _differences(folder: Path, patches: dict[str, bytes]) -> list[str]:
+    """How the folder differs from these patches: content, order, missing and stray files."""
+    entries, _ = model.listing(folder)
+    names = [entry.name for entry in entries]
+    found = {p.name: p.read_bytes() for p in folder.glob("*.patch")}
+    different = [f"{name} would change" for name in patches if name in found and found[name] != patches[name]]
+    different += [f"{name} would be added" for name in patches if name not in found]
+    different += [f"{name} would be removed" for name in sorted(found) if name not in patches]
+    if not different and names != list(patches):
+        different.append(f"{model.LISTING} has another order or lacks a name")
+    return different
+
+
+def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> dict[str, bytes]:
+    """The commits after ``base`` as patches, each of them well-formed.
+
+    Raises:
+        SeriesError: a commit's message lacks what a patch needs; it names the commit.
+    """
+    with tempfile.TemporaryDirectory(prefix="fa2-export-") as folder:
+        names = format_patches(repository, base, Path(folder), tip)
+        for name in names:
+            try:
+                model.parse_patch(Path(folder) / name)
+            except SeriesError as e:
+                fault = re.sub(r"^.*\.patch:\d+: ", "", str(e))
+                raise SeriesError(f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i and reword.)") from e
+        return {name: (Path(folder) / name).read_bytes() for name in names}
+
+
+def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
+    """Write the work tree's commits back to the folder.
+
+    Args:
+        root: the work tree.
+        folder: patches/; written aside and swapped.
+        check: write nothing, and raise where anything would change.
+
+    Raises:
+        SeriesError: uncommitted changes, an operation in progress, no commits, a part of a series, patches that
+            changed since the tree was applied; with ``check``, a difference.
+    """
+    repository = Repository(root, SeriesError)
+    if not root.is_dir() or not repository.is_top_level():
+        raise SeriesError(f"{root} is no work tree of the series; nox -s apply makes it.")
+    if operation := in_progress(root):
+        raise SeriesError(f"{root} is in the middle of a {operation}; finish it there (git status tells how), or abort it.")
+    if changed := repository.run("status", "--porcelain").strip():
+        raise SeriesError(f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them.")
+    marker = _marker(root)
+    if marker is None:
+        raise SeriesError(f"{root} is nothing that nox -s apply of this version made; nothing was exported.")
+    if len(marker["patches"]) < marker["of"]:
+        raise SeriesError(
+            f"{root} holds the first {len(marker['patches'])} of {marker['of']} patches (apply --to): exporting it would drop the rest. "
+            "Run nox -s apply for the whole series, and amend there (git rebase -i)."
+        )
+    status, _, _ = repository.attempt("merge-base", "--is-ancestor", marker["base"], "HEAD")
+    if status != 0:
+        raise SeriesError(f"{root}: HEAD does not stand on the base {marker['base'][:12]} any more; nothing was exported.")
+    patches = exported_patches(repository, marker["base"])
+    if not patches:
+        raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
+    different = _differences(folder, patches) if (folder / model.LISTING).is_file() else [f"{model.LISTING} is missing"]
+    if not different:
+        _remember(repository, marker, folder, patches)
+        return Exported((), ())
+    if check:
+        raise SeriesError(f"{folder} is not what {root} says: {', '.join(different)}. Run nox -s export, or nox -s apply.")
+    now = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.glob("*.patch")}
+    if moved := sorted(name for name in now.keys() | marker["patches"].keys() if now.get(name) != marker["patches"].get(name)):
+        raise SeriesError(
+            f"{folder} changed since {root} was applied from it: {', '.join(moved)}. Exporting would undo that. Keep your commits "
+            f"(git -C {root} format-patch {marker['base'][:12]}..HEAD), run nox -s apply -- --reset, and put them on top (git am)."
+        )
+    written = write_folder(folder, patches)
+    _remember(repository, marker, folder, patches)
+    return written
+
+
+def _remember(repository: Repository, marker: dict[str, Any], folder: Path, patches: dict[str, bytes]) -> None:
+    """The tree and patches/ agree: a later apply takes the tree as it is."""
+    series = model.read(folder)
+    facts = {"pin": marker["pin"], "digest": series.digest(marker["base"]), "base": marker["base"], "commit": repository.resolve("HEAD")}
+    _write_marker(repository.root, {**facts, "of": len(patches), "patches": {p.name: p.sha256 for p in series.patches}})

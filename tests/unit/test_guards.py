@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts import guards, matrix, series, tree
+from scripts.errors import GuardError
+from tests.unit.conftest import BASE, checkout_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
+HEADER = "csrc/flash_attn/src/fork.h"
+CODE = "#pragma once\n#define FORK 1  // FORK_OLD\n/* gone */\ninline int fork( int  a ) { return a; }\ninline int fork(int a, int b);\n"
+Make = Callable[..., Path]
+
+
+def outcomes(make_series: Make, tmp_path: Path, *edits: tuple[str, dict[str, str], str]) -> list[guards.Outcome]:
+    whole = series.read(make_series(*edits))
+    return guards.run(whole, tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source"))
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        f"symbol fork in {HEADER}",
+        f"macro FORK in {HEADER}",
+        f"signature int fork(int a) in {HEADER}",
+        f"signature 2 x inline int fork(int a in {HEADER}",
+        "symbol twenty in setup.py",
+    ],
+)
+def test_a_guard_fails_without_its_patch_and_passes_with_it(make_series: Make, tmp_path: Path, guard: str) -> None:
+    edit = ("Add a header", {HEADER: CODE, "setup.py": BASE["setup.py"].replace("line 20", "twenty = 20")}, guard)
+    (found,) = outcomes(make_series, tmp_path, edit)
+    assert found.discriminates
+    guards.require([found])
+
+
+@pytest.mark.parametrize(
+    "guard", [f"symbol gone in {HEADER}", f"macro FORK_OLD in {HEADER}", f"signature 3 x fork(int a in {HEADER}", "symbol x in absent.h"]
+)
+def test_what_stands_in_a_comment_or_too_few_times_is_not_there(make_series: Make, tmp_path: Path, guard: str) -> None:
+    found = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, guard))
+    with pytest.raises(GuardError, match=r"0001-Add-a-header\.patch: guard .* fails on the tree with the patch"):
+        guards.require(found)
+
+
+def test_a_guard_that_upstream_passes_guards_nothing(make_series: Make, tmp_path: Path) -> None:
+    found = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "symbol line in setup.py"))
+    with pytest.raises(GuardError, match="passes on the tree without the patch"):
+        guards.require(found)
+
+
+def test_a_later_patch_that_undoes_an_earlier_one_is_told(make_series: Make, tmp_path: Path) -> None:
+    first = ("Add a header", {HEADER: CODE}, f"macro FORK in {HEADER}")
+    second = ("Drop the macro", {HEADER: CODE.replace("#define FORK 1", "#define OTHER 1")}, f"macro OTHER in {HEADER}")
+    with pytest.raises(GuardError, match=r"0001-.* fails on the whole series: a later patch undoes it"):
+        guards.require(outcomes(make_series, tmp_path, first, second))
+
+
+def test_a_named_test_sees_the_tree(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "repository"
+    (repository / "tests/guards").mkdir(parents=True)
+    (repository / "tests/guards/conftest.py").write_text(
+        "import pathlib, pytest\ndef pytest_addoption(parser):\n    parser.addoption('--tree')\n"
+        "@pytest.fixture\ndef tree(request):\n    return pathlib.Path(request.config.getoption('--tree'))\n"
+    )
+    (repository / "tests/guards/test_it.py").write_text(f"def test_header(tree):\n    assert (tree / '{HEADER}').is_file()\n")
+    monkeypatch.setattr(guards, "_ROOT", repository)
+    (found,) = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_header"))
+    assert found.discriminates
+    with pytest.raises(GuardError, match="pytest exited with"):
+        outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_absent"))
+
+
+def test_a_patch_without_a_guard_is_refused(make_series: Make, tmp_path: Path) -> None:
+    folder = make_series(("Add a header", {HEADER: CODE}))
+    path = folder / "0001-Add-a-header.patch"
+    path.write_text(path.read_text().replace(f"Guard: symbol fork in {HEADER}\n", ""))
+    whole = series.read(folder)
+    applied = tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source")
+    with pytest.raises(GuardError, match=r"0001-Add-a-header\.patch declares no guard"):
+        guards.run(whole, applied)
+
+
+@given(st.sampled_from(["symbol", "macro"]), st.from_regex(r"[A-Za-z_]\w{0,9}", fullmatch=True), st.from_regex(r"[\w./-]{1,20}", fullmatch=True))
+def test_a_guard_reads_back_as_it_is_written(kind: str, name: str, path: str) -> None:
+    assert str(guards.parse(f"{kind} {name} in {path}")) == f"{kind} {name} in {path}"
+
+
+@given(st.integers(2, 9), st.from_regex(r"[\w(){};]+( [\w(){};]+){0,3}", fullmatch=True))
+def test_a_signature_reads_back_as_it_is_written(times: int, code: str) -> None:
+    text = f"signature {times} x {code} in a.h"
+    assert str(guards.parse(text)) == text

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts import lint, series
+from tests.unit.conftest import BASE
+
+ROOT = Path(__file__).resolve().parents[2]
+EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
+TWO = [("Change line 20", {"setup.py": EDIT}), ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})]
+FIRST = "0001-Change-line-20.patch"
+Make = Callable[..., Path]
+
+
+def swap(old: str, new: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        text = (folder / FIRST).read_text()
+        assert old in text
+        (folder / FIRST).write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+def rename(name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        text = (folder / FIRST).read_text()
+        (folder / FIRST).write_text(text.replace("a/setup.py", f"a/{name}").replace("b/setup.py", f"b/{name}"))
+
+    return edit
+
+
+def test_the_repository_s_series_is_well_formed() -> None:
+    assert lint.check(ROOT / "patches") == []
+
+
+def test_a_good_series_has_no_problem(make_series: Make) -> None:
+    assert lint.check(make_series(*TWO)) == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "line", "expected"),
+    [
+        (swap("[PATCH] Change", "[PATCH] Changed"), "Subject", "not in the imperative"),
+        (swap("[PATCH] Change", "[PATCH] change"), "Subject", "not in the imperative"),
+        (swap("line 20\n", "line 20.\n"), "Subject", "full stop"),
+        (swap("line 20\n", "line 20 " + "x" * 70 + "\n"), "Subject", "characters; say it in 72"),
+        (swap("Because a test needs a patch of this kind and nothing else does.", "Because."), "Subject", "does not say why"),
+        (swap("Guard: symbol fork in csrc/flash_attn/src/fork.h\n", ""), "Upstream-Status", "no trailer Guard"),
+        (swap("Guard: symbol fork in", "Guard: hope for"), "Guard", "is none of 'symbol NAME in FILE'"),
+        (swap("Upstream-Status: Pending", "Upstream-Status: Submitted"), "Upstream-Status", "'Submitted' is not Pending"),
+        (swap("Upstream-Status: Pending", "Upstream-Status: Inappropriate []"), "Upstream-Status", "is not Pending"),
+        (swap("Feature: build\n", "Feature: build\nFeature: build\n"), "Feature: build", "a second trailer Feature"),
+        (swap("Feature: build\n", "Feature: build\n\nAnd more prose.\n"), "And more", "text after the trailers"),
+        (swap("+line twenty", "+line twenty "), "+line twenty", "spaces at the end of a line of setup.py"),
+        (swap("+line twenty", "+line twenty\r"), "+line twenty", "a carriage return"),
+        (swap("+line twenty", "+ \tline"), "+ \t", "a space before a tab"),
+        (rename("../setup.py"), "diff --git", "none of upstream's files"),
+        (rename("csrc/cutlass/x.h"), "diff --git", "none of upstream's files"),
+    ],
+)
+def test_a_fault_is_told_by_file_and_line(make_series: Make, edit: Callable[[Path], None], line: str, expected: str) -> None:
+    folder = make_series(*TWO)
+    edit(folder)
+    problems = [p for p in lint.check(folder) if expected in p.text]
+    assert len(problems) == 1, lint.check(folder)
+    assert problems[0].path == folder / FIRST
+    lines = (folder / FIRST).read_bytes().decode().split("\n")
+    assert lines[problems[0].line - 1].startswith(line), lines[problems[0].line - 1]
+
+
+@pytest.mark.parametrize(("lines", "problems"), [(3, 0), (4, 1), (9, 1)])
+def test_more_context_than_git_writes_is_too_much(make_series: Make, tmp_path: Path, lines: int, problems: int) -> None:
+    folder = make_series(TWO[0])
+    text = (folder / FIRST).read_text()
+    start = text.index("@@ ")
+    hunk = [f"@@ -{20 - lines},{2 * lines + 1} +{20 - lines},{2 * lines + 1} @@"]
+    hunk += [*(f" line {i}" for i in range(20 - lines, 20)), "-line 20", "+line twenty", *(f" line {i}" for i in range(21, 21 + lines))]
+    (folder / FIRST).write_text(text[:start] + "\n".join(hunk) + "\n")
+    assert len([p for p in lint.check(folder) if "more than 3 lines of context" in p.text]) == problems
+
+
+def test_much_code_in_an_upstream_file_and_much_of_upstream_in_a_patch_are_told(make_series: Make) -> None:
+    long = {"setup.py": BASE["setup.py"] + "more\n" * 41}
+    (told,) = lint.check(make_series(("Add much", long)))
+    assert "adds 41 lines to upstream's setup.py; put code into a new file" in told.text
+
+
+def test_quoting_much_is_told(make_series: Make) -> None:
+    base = BASE | {"flash_attn/big.py": "".join(f"x = {i}\n" for i in range(600))}
+    short = {"flash_attn/big.py": "".join(f"x = {i}\n" for i in range(300))}
+    problems = lint.check(make_series(("Drop half", short), base=base))
+    assert ["quotes 303 lines of upstream's" in p.text for p in problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (lambda p: (p / "0003-Stray.patch").write_text(""), r"does not name 0003-Stray.patch"),
+        (lambda p: (p / "folder").mkdir(), "is no patch; patches/ holds patches and series"),
+        (lambda p: (p / "series").write_text("# nothing\n"), "names no patch"),
+        (lambda p: (p / "series").write_text(f"{FIRST}\n../x.patch\n"), "is no patch's file name"),
+        (lambda p: (p / "series").write_text(f"{FIRST} # twice\n{FIRST}\n"), "already named in line 1"),
+        (lambda p: (p / "series").write_text(f"0002-Add-a-header.patch\n{FIRST}\n"), "is patch 1 of the series; nox -s export names it 0001-"),
+        (lambda p: (p / FIRST).write_bytes(b"From: caf\xe9\n"), "not UTF-8"),
+        (lambda p: (p / "series").write_bytes(b"# caf\xe9\n"), "not UTF-8"),
+    ],
+)
+def test_a_fault_of_the_series_file_is_told(make_series: Make, edit: Callable[[Path], object], expected: str) -> None:
+    folder = make_series(*TWO)
+    edit(folder)
+    problems = lint.check(folder)
+    assert any(expected in p.text for p in problems), problems
+    assert all(p.line >= 1 for p in problems)
+
+
+def test_a_patch_is_named_by_number_file_or_a_part(make_series: Make) -> None:
+    whole = series.read(make_series(*TWO))
+    assert [whole.named(text) for text in ("1", "0002", FIRST, "0002-Add-a-header", "header")] == [0, 1, 0, 1, 1]
+    for text in ("3", "absent", "line 20 header", ""):
+        with pytest.raises(series.SeriesError, match=r"names no patch of the series:\n.*0001-Change-line-20\.patch"):
+            whole.named(text)
+    with pytest.raises(series.SeriesError, match="several"):
+        whole.named("a")

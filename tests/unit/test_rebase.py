@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts import changes, lint, matrix, series
+from scripts.errors import ActionNeeded, SeriesError, UsageError
+from scripts.rebase import Rebase, Report
+from scripts.releases import Release
+from tests.unit.conftest import BASE, checkout_of, write_files
+
+ROOT = Path(__file__).resolve().parents[2]
+LIB, HEADER = "flash_attn/lib.py", "csrc/flash_attn/src/fork.h"
+FILES = BASE | {LIB: "".join(f"value_{i} = {i}\n" for i in range(30)), "csrc/flash_attn/src/flash.h": "struct flash;\n"}
+
+
+def with_line(number: int, text: str, files: dict[str, str] = FILES) -> dict[str, str]:
+    return {LIB: files[LIB].replace(f"value_{number} = {number}\n", text)}
+
+
+EDIT = ("Change the tenth value", with_line(10, "value_10 = compute_ten()\n"), f"symbol compute_ten in {LIB}")
+ADD = ("Add a header", {HEADER: "#pragma once\ninline int fork() { return 1; }\n"}, f"symbol fork in {HEADER}")
+LAST = ("Change the last value", with_line(29, "value_29 = compute_last()\n", FILES | EDIT[1]), f"symbol compute_last in {LIB}")
+SERIES = (EDIT, ADD, LAST)
+UPSTREAM = with_line(10, "value_10 = ten\n")  # conflicts with EDIT
+NEW_HASH = "9" * 64
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def repository(make_series: Make, tmp_path: Path) -> Path:
+    """A repository like this one, with a series of three patches on FILES."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    make_series(*SERIES, base=FILES, folder=root)
+    (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
+    loaded = matrix.load(root / "wheel_matrix.toml")
+    changes.write(root / "CHANGES.md", changes.render(loaded, series.read(root / "patches")))
+    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
+    return root
+
+
+def release(root: Path, new: dict[str, str], version: str = "9.9.9", **pin: str) -> Release:
+    known = matrix.load(root / "wheel_matrix.toml").upstream
+    unknown = {"version": version, "tag": f"v{version}", "commit": "unknown", "cutlass": "unknown", "sdist_sha256": NEW_HASH}
+    return Release(known.model_copy(update=unknown | pin), checkout_of(FILES | new), "a fixture")
+
+
+def start(root: Path, new: dict[str, str], **pin: str) -> Report:
+    loaded = matrix.load(root / "wheel_matrix.toml")
+    return Rebase(root, root / "build/rebase").start(loaded, series.read(root / "patches"), checkout_of(FILES), release(root, new, **pin))
+
+
+def resume(root: Path) -> Rebase:
+    """As the next command does: from what lies on disk."""
+    return Rebase(root, root / "build/rebase")
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in [*(root / "patches").iterdir(), root / "wheel_matrix.toml", root / "CHANGES.md"]}
+
+
+def resolve(root: Path, text: str = "value_10 = compute_ten(ten)\n") -> None:
+    path = root / "build/rebase/source" / LIB
+    content = path.read_text()
+    before, _, rest = content.partition("<<<<<<< ")
+    path.write_text(before + text + rest.partition(">>>>>>> ")[2].partition("\n")[2])
+
+
+def test_a_series_that_moves_is_moved_whole(repository: Path) -> None:
+    report = start(repository, {LIB: "# new\n" + FILES[LIB]})
+    assert [d.outcome for d in report.done] == ["offset", "clean", "offset"]
+    loaded = matrix.load(repository / "wheel_matrix.toml")
+    assert (loaded.upstream.version, loaded.upstream.sdist_sha256, loaded.upstream.commit) == ("9.9.9", NEW_HASH, "unknown")
+    assert loaded.releases["2.8.3.post1"].startswith("55d5103e")
+    assert "# The default: forward passes" in loaded.path.read_text(), "comments stay"
+    assert lint.check(repository / "patches") == []
+    changes.check(repository / "CHANGES.md", changes.render(loaded, series.read(repository / "patches")))
+    assert "release 9.9.9" in (repository / "CHANGES.md").read_text()
+    assert not (repository / "build/rebase").exists()
+    kept = json.loads((repository / "build/reports/rebase-2.8.3.post1-to-9.9.9.json").read_text())
+    assert kept["range_diff"].count("=") >= 3
+    assert "unknown" in report.submodule
+
+
+def test_the_moved_series_applies_exactly_to_the_new_release(repository: Path) -> None:
+    from scripts import tree
+
+    new = {LIB: "# new\n" + FILES[LIB]}
+    start(repository, new)
+    loaded = matrix.load(repository / "wheel_matrix.toml")
+    applied = tree.apply(series.read(repository / "patches"), loaded.upstream, checkout_of(FILES | new), repository / "build/source")
+    assert (applied.root / LIB).read_text().startswith("# new\n")
+    assert tree.export(applied.root, repository / "patches") == tree.Exported((), ())
+
+
+def test_a_patch_that_moves_without_a_change_keeps_every_byte(repository: Path) -> None:
+    before = snapshot(repository)
+    report = start(repository, {"setup.py": "other\n"})
+    assert report.written == report.removed == ()
+    after = snapshot(repository)
+    assert {n for n in before if before[n] != after[n]} == {"wheel_matrix.toml", "CHANGES.md"}
+
+
+def test_a_known_commit_goes_into_the_pin_and_the_submodule(repository: Path) -> None:
+    report = start(repository, {"setup.py": "other\n"}, commit="a" * 40, cutlass="b" * 40)
+    staged = subprocess.run(["git", "-C", str(repository), "ls-files", "--stage", "upstream"], capture_output=True, text=True, check=True).stdout
+    assert staged.split()[:2] == ["160000", "a" * 40]
+    assert "staged" in report.submodule
+
+
+def test_a_conflict_stops_with_patch_place_and_next_commands_and_changes_nothing(repository: Path) -> None:
+    before = snapshot(repository)
+    with pytest.raises(ActionNeeded) as caught:
+        start(repository, UPSTREAM)
+    text = str(caught.value)
+    for part in (
+        "patch 1 of 3, 0001-Change-the-tenth-value.patch: conflict on 9.9.9",
+        f"{LIB}:11: conflict; 9.9.9 has 'value_10 = ten'",
+        "--continue",
+        "--skip --reason",
+        "--abort",
+        str(repository / "build/rebase/source"),
+    ):
+        assert part in text
+    assert snapshot(repository) == before
+
+
+def test_continue_takes_the_resolution(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    with pytest.raises(ActionNeeded, match=rf"{LIB}:11: a conflict of 0001-.* is not resolved"):
+        resume(repository).proceed()
+    resolve(repository)
+    report = resume(repository).proceed()
+    assert [d.outcome for d in report.done] == ["resolved", "clean", "clean"]
+    assert "+value_10 = compute_ten(ten)" in (repository / "patches/0001-Change-the-tenth-value.patch").read_text()
+
+
+def test_continue_takes_a_commit_that_the_user_made(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    resolve(repository)
+    source = repository / "build/rebase/source"
+    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid", "-c", "core.editor=true"]
+    subprocess.run([*git, "add", "--all"], check=True)
+    subprocess.run([*git, "cherry-pick", "--continue"], check=True, capture_output=True)
+    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
+
+
+def test_a_resolution_that_leaves_nothing_asks_for_a_reason(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    resolve(repository, "value_10 = ten\n")
+    with pytest.raises(ActionNeeded, match=r"would leave nothing.*--skip"):
+        resume(repository).proceed()
+
+
+def test_skip_records_the_reason(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    with pytest.raises(UsageError, match="for a reason"):
+        resume(repository).skip(" ")
+    report = resume(repository).skip("upstream computes it now")
+    assert [d.reason for d in report.done] == ["upstream computes it now", "", ""]
+    listing = (repository / "patches/series").read_text()
+    assert "# not since 9.9.9: 0001-Change-the-tenth-value.patch: upstream computes it now" in listing
+    assert [p.subject for p in series.read(repository / "patches").patches] == ["Add a header", "Change the last value"]
+
+
+def test_a_landed_patch_stops_with_its_evidence_and_is_not_dropped_by_itself(repository: Path) -> None:
+    with pytest.raises(ActionNeeded, match=r"0001-.*: landed-identical on 9\.9\.9\.\n.*the whole patch reverse-applies") as caught:
+        start(repository, EDIT[1])
+    assert "if upstream has all of it: nox -s rebase -- --skip" in str(caught.value)
+    assert len(resume(repository).skip("in 9.9.9").done) == 3
+
+
+def test_abort_leaves_everything_as_it_was(repository: Path) -> None:
+    before = snapshot(repository)
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    assert "dropped" in resume(repository).abort()
+    assert snapshot(repository) == before
+    assert not (repository / "build/rebase").exists()
+    with pytest.raises(UsageError, match="no rebase is under way"):
+        resume(repository).abort()
+
+
+def test_a_second_rebase_is_refused_while_one_is_under_way(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    with pytest.raises(UsageError, match="under way"):
+        start(repository, UPSTREAM)
+    assert resume(repository).load().stopped
+
+
+def test_the_same_release_is_refused(repository: Path) -> None:
+    known = matrix.load(repository / "wheel_matrix.toml").upstream
+    with pytest.raises(UsageError, match=r"stands on 2\.8\.3\.post1 already"):
+        Rebase(repository, repository / "build/rebase").start(
+            matrix.load(repository / "wheel_matrix.toml"),
+            series.read(repository / "patches"),
+            checkout_of(FILES),
+            Release(known, checkout_of(FILES), ""),
+        )
+
+
+def test_patches_that_changed_meanwhile_are_not_overwritten(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    path = repository / "patches/0002-Add-a-header.patch"
+    path.write_text(path.read_text().replace("Because", "Since"))
+    before = snapshot(repository)
+    resolve(repository)
+    with pytest.raises(ActionNeeded, match="changed since the rebase began"):
+        resume(repository).proceed()
+    assert snapshot(repository) == before
+
+
+def test_a_patch_that_lost_what_it_guards_is_refused_at_the_end_and_can_be_amended(repository: Path) -> None:
+    """A resolution that keeps the patch's other line drops the hook, and nothing else would tell."""
+    before = snapshot(repository)
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    resolve(repository, "value_10 = ten + 0\n")
+    with pytest.raises(ActionNeeded, match=r"(?s)not yet good:.*0001-.*fails on the tree with the patch.*--continue"):
+        resume(repository).proceed()
+    assert snapshot(repository) == before
+    source = repository / "build/rebase/source"
+    text = (source / LIB).read_text()
+    (source / LIB).write_text(text.replace("ten + 0", "compute_ten(ten)"))
+    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
+    with pytest.raises(ActionNeeded, match="is not finished"):
+        resume(repository).proceed()
+    subprocess.run([*git, "commit", "--quiet", "--all", "--fixup", "HEAD~2"], check=True)
+    env = {**os.environ, "GIT_SEQUENCE_EDITOR": "true"}
+    base = json.loads((repository / "build/rebase/state.json").read_text())["new_base"]
+    subprocess.run([*git, "rebase", "--quiet", "--interactive", "--autosquash", base], check=True, env=env, capture_output=True)
+    assert resume(repository).proceed().new == "9.9.9"
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"format": 0}', '{"format": 1}'])
+def test_a_damaged_state_is_an_error_that_says_how_to_get_out(repository: Path, damage: str) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    (repository / "build/rebase/state.json").write_text(damage)
+    with pytest.raises(SeriesError, match=r"state\.json is .*--abort"):
+        resume(repository).proceed()
+    resume(repository).abort()
+
+
+def test_a_state_whose_repository_lost_the_series_is_an_error(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    state = json.loads((repository / "build/rebase/state.json").read_text())
+    (repository / "build/rebase/state.json").write_text(json.dumps(state | {"tip": "0" * 40}))
+    with pytest.raises(SeriesError, match="has lost the old series"):
+        resume(repository).proceed()
+
+
+# --- kill -9 ---
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from tests.unit import test_rebase
+from scripts import move, rebase, series, tree
+from scripts.errors import ActionNeeded
+place, seen = {place}, 0
+def mortal(function):
+    def wrapped(*arguments, **named):
+        global seen
+        seen += 1
+        if seen == place:
+            Path({flag!r}).touch()
+            import time
+            time.sleep(60)
+        return function(*arguments, **named)
+    return wrapped
+move.pick, rebase.Rebase._save = mortal(move.pick), mortal(rebase.Rebase._save)
+tree.write_folder, rebase.pin.write = mortal(tree.write_folder), mortal(rebase.pin.write)
+repository = Path({repository!r})
+try:
+    test_rebase.start(repository, {new!r}) if not test_rebase.resume(repository).under_way else test_rebase.resume(repository).proceed()
+except ActionNeeded:
+    pass
+"""
+
+
+def run_and_kill(repository: Path, new: dict[str, str], place: int) -> bool:
+    """Run the rebase in a process of its own and kill it before step ``place``; whether it got there."""
+    flag = repository / f"flag-{place}"
+    code = textwrap.dedent(CHILD).format(root=str(ROOT), place=place, flag=str(flag), repository=str(repository), new=new)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while process.poll() is None and not flag.exists():
+        time.sleep(0.02)
+    reached = flag.exists()
+    process.send_signal(signal.SIGKILL)
+    output, _ = process.communicate()
+    assert reached or process.returncode == 0, output
+    return reached
+
+
+@pytest.mark.parametrize("place", range(1, 11))
+def test_a_rebase_that_is_killed_anywhere_goes_on_and_ends_the_same(repository: Path, place: int) -> None:
+    """Three picks and three records, then the check's folder, the record, patches/ and the pin."""
+    new = {LIB: "# new\n" + FILES[LIB]}
+    assert run_and_kill(repository, new, place)
+    if resume(repository).under_way:
+        resume(repository).proceed()
+    else:
+        start(repository, new)
+    loaded = matrix.load(repository / "wheel_matrix.toml")
+    assert loaded.upstream.version == "9.9.9"
+    moved = series.read(repository / "patches")
+    assert [p.subject for p in moved.patches] == [edit[0] for edit in SERIES]
+    assert "value_7 = 7" in moved.patches[0].content.decode()
+    assert lint.check(repository / "patches") == []
+    changes.check(repository / "CHANGES.md", changes.render(loaded, moved))
+    assert not [p for p in repository.iterdir() if p.name.startswith(".patches")]
+
+
+def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    resolve(repository)
+    rebase = resume(repository)
+    state = rebase._take(rebase.load())
+    # As after a kill in the middle of the next pick: a lock, a half-written file, a pick begun.
+    source = repository / "build/rebase/source"
+    subprocess.run(["git", "-C", str(source), "cherry-pick", "--no-commit", state.tip], check=False, capture_output=True)
+    (source / ".git/index.lock").touch()
+    write_files(source, {"half": "x"})
+    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
+    assert "half" not in "".join(p.content.decode() for p in series.read(repository / "patches").patches)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import matrix, releases, upstream
+from scripts.errors import UpstreamError
+from scripts.git import Repository
+from scripts.releases import find
+from scripts.upstream import Source
+from tests.unit.conftest import HEADER, write_files
+
+ROOT = Path(__file__).resolve().parents[2]
+MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
+VERSIONS = {"2.8.2": "a" * 64, "9.8.10": "b" * 64, "9.8.9": "c" * 64, "9.9.0rc1": "d" * 64, "1.0": None}
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package index on loopback that lists releases."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            names = [(f"flash_attn-{v}.tar.gz", f"#sha256={h}" if h else "") for v, h in VERSIONS.items()]
+            body = "".join(f'<a href="/files/{name}{anchor}">{name}</a>' for name, anchor in names).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = upstream.PipConfig(False, f"http://127.0.0.1:{server.server_port}/simple", (), (), ("127.0.0.1",), None, 10)
+    monkeypatch.setattr(upstream.PipConfig, "read", classmethod(lambda cls: config))
+    # Fetching is test_upstream's matter.
+    monkeypatch.setattr(upstream, "from_sdist", lambda pin, cache, why: upstream.Checkout(Source.SDIST, why, lambda target: None))
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_index_lists_releases_in_order_with_their_hashes(index: None) -> None:
+    order = ("1.0", "2.8.2", "9.8.9", "9.8.10", "9.9.0rc1")
+    assert list(releases.on_index("flash-attn").items()) == [(version, VERSIONS[version]) for version in order]
+
+
+def test_latest_is_the_newest_that_is_final(index: None, tmp_path: Path) -> None:
+    found = find(MATRIX, "latest", tmp_path / "upstream", tmp_path)
+    assert (found.pin.version, found.pin.tag, found.pin.sdist_sha256) == ("9.8.10", "v9.8.10", "b" * 64)
+    assert found.pin.commit == found.pin.cutlass == "unknown"
+    assert "package index" in found.how
+
+
+def test_a_known_release_is_taken_by_the_hash_in_the_matrix_not_the_index_s(index: None, tmp_path: Path) -> None:
+    assert find(MATRIX, "2.8.2", tmp_path / "upstream", tmp_path).pin.sdist_sha256 == MATRIX.releases["2.8.2"] != VERSIONS["2.8.2"]
+
+
+def test_the_pin_itself_keeps_its_commit(tmp_path: Path, index: None) -> None:
+    assert find(MATRIX, MATRIX.upstream.version, tmp_path / "upstream", tmp_path).pin == MATRIX.upstream
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("7.7.7", r"has no sdist of flash-attn 7\.7\.7; it has 1\.0, 2\.8\.2"),
+        ("1.0", r"gives no sha256 for flash-attn 1\.0; put its hash into \[releases\]"),
+        ("main", "'main' is no version, and tags and commits need the submodule"),
+    ],
+)
+def test_what_cannot_be_had_is_an_error(index: None, tmp_path: Path, name: str, expected: str) -> None:
+    with pytest.raises(UpstreamError, match=expected):
+        find(MATRIX, name, tmp_path / "upstream", tmp_path)
+    with pytest.raises(UpstreamError, match="--source git"):
+        find(MATRIX, name, tmp_path / "upstream", tmp_path, Source.GIT)
+
+
+@pytest.fixture
+def submodule(tmp_path: Path) -> tuple[Path, Path, str]:
+    """A clone with cutlass, its remote, and a commit of the remote's that the clone lacks."""
+    remote, cutlass = tmp_path / "remote", tmp_path / "cutlass"
+    write_files(cutlass, {HEADER.removeprefix("csrc/cutlass/"): "// cutlass\n"})
+    headers = Repository.create(cutlass, UpstreamError)
+    headers.run("add", "--all")
+    headers.run("commit", "--quiet", "-m", "cutlass")
+    write_files(remote, {"setup.py": "x\n", "flash_attn/__init__.py": '__version__ = "9.8.9"\n'})
+    (remote / "csrc/cutlass").mkdir(parents=True)  # as a submodule that is not initialised
+    upstream_ = Repository.create(remote, UpstreamError)
+    upstream_.run("add", "--all")
+    upstream_.run("update-index", "--add", "--cacheinfo", f"160000,{headers.resolve('HEAD')},csrc/cutlass")
+    upstream_.run("commit", "--quiet", "-m", "release")
+    upstream_.run("clone", "--quiet", str(remote), str(tmp_path / "upstream"), writes=False)
+    upstream_.run("clone", "--quiet", str(cutlass), str(tmp_path / "upstream/csrc/cutlass"), writes=False)
+    write_files(remote, {"setup.py": "newer\n"})
+    upstream_.run("commit", "--quiet", "--all", "-m", "newer")
+    upstream_.run("tag", "v9.9.0")
+    return tmp_path / "upstream", remote, headers.resolve("HEAD")
+
+
+@pytest.mark.parametrize("name", ["v9.9.0", "9.9.0", "commit"])
+def test_a_tag_or_commit_is_fetched_from_the_submodule_s_remote(index: None, tmp_path: Path, submodule: tuple[Path, Path, str], name: str) -> None:
+    folder, remote, cutlass = submodule
+    commit = Repository(remote, UpstreamError).resolve("HEAD")
+    found = find(MATRIX, commit if name == "commit" else name, folder, tmp_path, Source.AUTO)
+    assert (found.pin.commit, found.pin.cutlass, found.pin.version) == (commit, cutlass, "9.8.9")
+    assert found.pin.sdist_sha256 == "c" * 64
+    assert found.checkout.source is Source.GIT
+    upstream.materialise(found.checkout, tmp_path / "out")
+    assert (tmp_path / "out/setup.py").read_text() == "newer\n"

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scripts import matrix, series, tree
+from scripts.errors import SeriesError
+from scripts.git import Repository
+from tests.unit.conftest import BASE, checkout_of, message, write_files
+
+ROOT = Path(__file__).resolve().parents[2]
+MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
+PIN = MATRIX.upstream
+EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
+TWO = [("Change line 20", {"setup.py": EDIT}), ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})]
+Make = Callable[..., Path]
+NOTHING = tree.Exported((), ())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_applying_gives_one_commit_a_patch_and_always_the_same_id(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    trees = [tree.apply(patches, PIN, checkout_of(BASE), tmp_path / name / "source") for name in ("one", "two")]
+    assert trees[0].commit == trees[1].commit
+    assert (trees[0].root / "setup.py").read_text() == EDIT
+    log = Repository(trees[0].root, SeriesError).run("log", "--format=%s|%an|%ae|%cn|%ai|%ci").splitlines()
+    assert [line.partition("|")[0] for line in log] == ["Add a header", "Change line 20", "flash-attn 2.8.3.post1"]
+    assert len({line.partition("|")[2] for line in log}) == 1
+
+
+def test_a_hostile_git_configuration_changes_no_byte(make_series: Make, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    patches = make_series(*TWO)
+    plain = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "plain/source")
+    before = content(patches)
+    request.getfixturevalue("hostile_git")
+    hostile = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "hostile/work/source")
+    assert hostile.commit == plain.commit
+    assert tree.export(hostile.root, patches) == NOTHING
+    assert content(patches) == before
+
+
+def test_exporting_an_unchanged_tree_changes_no_byte_and_check_agrees(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    before = content(patches)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    assert tree.export(applied.root, patches) == NOTHING
+    assert tree.export(applied.root, patches, check=True) == NOTHING
+    assert content(patches) == before
+
+
+def test_an_edited_commit_changes_its_patch_alone_and_check_tells(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    write_files(applied.root, {"csrc/flash_attn/src/fork.h": "#pragma once\n// more\n"})
+    repository = Repository(applied.root, SeriesError)
+    repository.run("add", "--all")
+    repository.run("commit", "--quiet", "--amend", "--no-edit")
+    with pytest.raises(SeriesError, match=r"0002-Add-a-header\.patch would change"):
+        tree.export(applied.root, patches, check=True)
+    assert tree.export(applied.root, patches) == tree.Exported(("0002-Add-a-header.patch",), ())
+
+
+def test_a_hunk_that_would_move_is_refused(make_series: Make, tmp_path: Path) -> None:
+    """Git am would place it two lines down without a word."""
+    patches = series.read(make_series(TWO[0]))
+    moved = BASE | {"setup.py": "new\nnew\n" + BASE["setup.py"]}
+    with pytest.raises(SeriesError, match=r"0001-Change-line-20\.patch does not apply exactly:\n.*offset 2 lines"):
+        tree.apply(patches, PIN, checkout_of(moved), tmp_path / "source")
+    assert not (tmp_path / "source").exists()
+
+
+def test_a_hunk_that_does_not_fit_is_refused_and_the_finished_tree_stays(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(TWO[0]))
+    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    other = BASE | {"setup.py": BASE["setup.py"].replace("line 20\n", "line XX\n")}
+    with pytest.raises(SeriesError, match="does not apply exactly"):
+        tree.apply(patches, PIN.model_copy(update={"version": "2.8.4"}), checkout_of(other), tmp_path / "source")
+    assert (applied.root / "setup.py").read_text() == EDIT
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["patches", "source"]
+
+
+def test_applying_inside_another_repository_leaves_that_one_alone(make_series: Make, tmp_path: Path) -> None:
+    outer = tmp_path / "outer"
+    write_files(outer, {"README": "mine\n"})
+    subprocess.run(["git", "init", "--quiet", str(outer)], check=True)
+    applied = tree.apply(series.read(make_series(*TWO)), PIN, checkout_of(BASE), outer / "build/source")
+    assert (applied.root / "setup.py").read_text() == EDIT
+    untouched = subprocess.run(["git", "-C", str(outer), "log"], capture_output=True, text=True, check=False)
+    assert "does not have any commits" in untouched.stderr
+
+
+def test_a_folder_that_is_no_repository_is_never_written_through(tmp_path: Path) -> None:
+    """Git walks up to the enclosing repository; a command that writes must not."""
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    with pytest.raises(SeriesError, match="is not the top level of a git repository"):
+        Repository(inner, SeriesError).run("add", "--all")
+
+
+def test_a_finished_tree_is_taken_again_and_a_changed_one_refused(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    before = (applied.root / "setup.py").stat().st_mtime_ns
+    assert tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source") == applied
+    assert (applied.root / "setup.py").stat().st_mtime_ns == before
+    (applied.root / "setup.py").write_text("mine\n")
+    with pytest.raises(SeriesError, match=r"has changes that are in no patch:\n.*setup\.py"):
+        tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+
+
+def test_work_committed_on_the_tree_is_not_overwritten(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    write_files(applied.root, {"mine.h": "work\n"})
+    repository = Repository(applied.root, SeriesError)
+    repository.run("add", "--all")
+    repository.run("commit", "--quiet", "-m", message("Add my work"))
+    with pytest.raises(SeriesError, match="commits that are in no patch"):
+        tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    assert (applied.root / "mine.h").exists()
+
+
+@pytest.mark.parametrize("state", ["dirty", "rebase", "empty"])
+def test_export_refuses_a_tree_that_is_not_finished(make_series: Make, tmp_path: Path, state: str) -> None:
+    patches = make_series(*TWO)
+    before = content(patches)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    repository = Repository(applied.root, SeriesError)
+    if state == "dirty":
+        (applied.root / "setup.py").write_text("mine\n")
+    elif state == "rebase":
+        (applied.root / ".git/rebase-merge").mkdir()
+    else:
+        repository.run("reset", "--quiet", "--hard", applied.base)
+    with pytest.raises(SeriesError, match={"dirty": "uncommitted", "rebase": "in the middle", "empty": "no commits"}[state]):
+        tree.export(applied.root, patches)
+    assert content(patches) == before
+
+
+# --- what somebody did in the tree is never thrown away unasked ---
+
+
+def user(root: Path, *arguments: str) -> None:
+    """Git as a user runs it."""
+    identity = ["-c", "user.name=A User", "-c", "user.email=user@example.invalid"]
+    subprocess.run(["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True)
+
+
+def change_series(patches: Path) -> series.Series:
+    """As after a pull: the last patch is gone."""
+    (patches / "series").write_text("0001-Change-line-20.patch\n")
+    (patches / "0002-Add-a-header.patch").unlink()
+    return series.read(patches)
+
+
+def stash(root: Path) -> None:
+    (root / "setup.py").write_text("mine\n")
+    user(root, "stash")
+
+
+def branch(root: Path) -> None:
+    user(root, "checkout", "--quiet", "-b", "mine")
+    user(root, "commit", "--quiet", "--allow-empty", "-m", "Mine")
+    user(root, "checkout", "--quiet", "series")
+
+
+def rebase_in_progress(root: Path) -> None:
+    subprocess.run(
+        ["git", "-C", str(root), "rebase", "-i", "HEAD~1"], env={**os.environ, "GIT_SEQUENCE_EDITOR": "echo break >"}, check=True, capture_output=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (stash, r"has stashes:\n.*WIP"),
+        (branch, r"commits that are in no patch:\n.*Mine"),
+        (rebase_in_progress, "in the middle of a rebase"),
+        (lambda root: user(root, "reset", "--quiet", "--hard", "HEAD~1"), r"lacks the last 1 of the commits .*git reset"),
+    ],
+)
+def test_a_changed_series_does_not_replace_a_tree_that_holds_work(
+    make_series: Make, tmp_path: Path, act: Callable[[Path], None], expected: str
+) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    act(applied.root)
+    changed = change_series(patches)
+    with pytest.raises(SeriesError, match=expected):
+        tree.apply(changed, PIN, checkout_of(BASE), applied.root)
+    assert tree.apply(changed, PIN, checkout_of(BASE), applied.root, reset=True).commit != applied.commit
+
+
+def test_a_folder_that_is_not_ours_is_not_replaced(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    for name in ("file", "folder"):
+        path = tmp_path / name
+        path.write_text("mine\n") if name == "file" else write_files(path, {"notes": "mine\n"})
+        with pytest.raises(SeriesError, match="nothing that nox -s apply of this version made"):
+            tree.apply(patches, PIN, checkout_of(BASE), path)
+    assert (tmp_path / "folder/notes").read_text() == "mine\n"
+
+
+def test_a_pulled_series_replaces_an_untouched_tree(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    shorter = tree.apply(change_series(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    assert shorter.commit == Repository(applied.root, SeriesError).resolve("HEAD") != applied.commit
+
+
+def test_export_does_not_undo_a_patch_that_changed_meanwhile(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    user(applied.root, "commit", "--quiet", "--amend", "-m", message("Add a header"))
+    path = patches / "0001-Change-line-20.patch"
+    path.write_text(path.read_text().replace("Because", "Since"))
+    before = content(patches)
+    with pytest.raises(SeriesError, match=r"changed since .* was applied from it: 0001-Change-line-20\.patch"):
+        tree.export(applied.root, patches)
+    assert content(patches) == before
+
+
+def test_after_an_export_the_tree_is_taken_as_it_is(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    write_files(applied.root, {"csrc/flash_attn/src/more.h": "// more\n"})
+    user(applied.root, "add", "--all")
+    user(applied.root, "commit", "--quiet", "-m", message("Add more"))
+    assert tree.export(applied.root, patches) == tree.Exported(("0003-Add-more.patch", "series"), ())
+    again = tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root)
+    assert again.commit == Repository(applied.root, SeriesError).resolve("HEAD")
+    assert tree.export(applied.root, patches, check=True) == NOTHING
+
+
+def test_files_and_comments_of_others_stay(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    write_files(patches, {"README": "mine\n", "notes/a": "mine\n"})
+    (patches / "series").write_text("# top\n0001-Change-line-20.patch\n\n# about the header\n0002-Add-a-header.patch  # short\n# end\n")
+    user(applied.root, "rebase", "--quiet", "--onto", applied.base, "HEAD~1")
+    done = tree.export(applied.root, patches)
+    assert done == tree.Exported(("0001-Add-a-header.patch", "series"), ("0001-Change-line-20.patch", "0002-Add-a-header.patch"))
+    assert (patches / "series").read_text() == "\n# about the header\n0001-Add-a-header.patch  # short\n# end\n"
+    assert (patches / "notes/a").read_text() == (patches / "README").read_text() == "mine\n"
+
+
+def merge(root: Path) -> None:
+    user(root, "checkout", "--quiet", "-b", "side", "HEAD~1")
+    write_files(root, {"side": "x\n"})
+    user(root, "add", "--all")
+    user(root, "commit", "--quiet", "-m", message("Side"))
+    user(root, "checkout", "--quiet", "series")
+    user(root, "merge", "--quiet", "--no-edit", "side")
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (
+            lambda root: user(root, "commit", "--quiet", "--amend", "-m", "Add a header"),
+            r"0002-Add-a-header\.patch: the message has no trailer Upstream-Status",
+        ),
+        (lambda root: user(root, "commit", "--quiet", "--allow-empty", "-m", message("Nothing")), r"Nothing changes no file"),
+        (merge, r"Merge branch 'side'.* is a merge"),
+        (lambda root: user(root, "commit", "--quiet", "--amend", "-m", message("A\n\n---\nb")), r"has no trailer Upstream-Status"),
+    ],
+)
+def test_a_commit_that_makes_no_patch_is_named(make_series: Make, tmp_path: Path, act: Callable[[Path], None], expected: str) -> None:
+    patches = make_series(*TWO)
+    before = content(patches)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    act(applied.root)
+    with pytest.raises(SeriesError, match=expected):
+        tree.export(applied.root, patches)
+    assert content(patches) == before
+
+
+def test_a_part_of_the_series_is_applied_and_not_exported(make_series: Make, tmp_path: Path) -> None:
+    whole = series.read(make_series(*TWO))
+    part = tree.apply(whole.upto(1), PIN, checkout_of(BASE), tmp_path / "source", of=2)
+    assert not (part.root / "csrc/flash_attn/src/fork.h").exists()
+    with pytest.raises(SeriesError, match="holds the first 1 of 2 patches"):
+        tree.export(part.root, whole.folder)
+    assert tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source").commit != part.commit
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (lambda p: (p / "series").write_text("0002-Add-a-header.patch\n0001-Change-line-20.patch\n"), "another order"),
+        (lambda p: (p / "0003-Stray.patch").write_text("x"), r"0003-Stray\.patch would be removed"),
+        (lambda p: (p / "0002-Add-a-header.patch").write_text("x"), r"0002-Add-a-header\.patch would change"),
+    ],
+)
+def test_check_tells_content_order_and_stray_files(make_series: Make, tmp_path: Path, edit: Callable[[Path], object], expected: str) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    edit(patches)
+    with pytest.raises(SeriesError, match=expected):
+        tree.export(applied.root, patches, check=True)
+
+
+names = st.sampled_from(["setup.py", "flash_attn/__init__.py", "flash_attn/a.py", "csrc/flash_attn/src/a.h"])
+lines = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12), min_size=1, max_size=8)
+subjects = st.from_regex(r"Add [a-z]{1,12}( [a-zäé'\"/:*]{1,9}){0,9}", fullmatch=True)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=st.lists(st.tuples(subjects, st.dictionaries(names, lines, min_size=1)), min_size=1, max_size=4))
+def test_apply_and_export_are_each_other_s_inverse(make_series: Make, tmp_path: Path, edits: list[tuple[str, dict[str, list[str]]]]) -> None:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    # Each patch leaves a line of its own, so that none is empty.
+    texts = [(s, {n: "\n".join([*ls, f"patch {i}"]) + "\n" for n, ls in files.items()}) for i, (s, files) in enumerate(edits)]
+    patches = make_series(*texts, folder=folder)
+    before = content(patches)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), folder / "source")
+    assert tree.export(applied.root, patches) == NOTHING
+    repository = Repository(applied.root, SeriesError)
+    tree.write_folder(folder / "again", tree.exported_patches(repository, applied.base))
+    assert content(folder / "again") == before == content(patches)
+    assert tree.apply(series.read(folder / "again"), PIN, checkout_of(BASE), folder / "other").commit == applied.commit
