@@ -1,4 +1,4 @@
-"""What each session installs and calls. ``nox -l`` lists them; ``nox -s NAME -- --help`` explains one."""
+"""What each session installs and calls. ``nox -l`` lists them; ``nox -s NAME -- --help`` explains one (tests takes pytest's arguments)."""
 
 from __future__ import annotations
 
@@ -74,6 +74,12 @@ def each(session: nox.Session) -> None:
 @nox.session
 def bisect(session: nox.Session) -> None:
     """Find the first patch with which a command fails."""
+    _command(session)
+
+
+@nox.session
+def timings(session: nox.Session) -> None:
+    """Time the series' commands beside git am and quilt."""
     _command(session)
 
 

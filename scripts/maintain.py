@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
+from packaging.version import Version
 from rich.table import Table
 
-from scripts import changes, console, guards, lint, matrix, move, releases, series, steps, tree, upstream
+from scripts import changes, console, guards, lint, matrix, move, releases, series, steps, timings, tree, upstream
 from scripts.errors import SeriesError, UpstreamError, UsageError
 from scripts.git import Repository
 from scripts.rebase import Rebase, Report
@@ -281,6 +282,21 @@ def _changes(options: argparse.Namespace) -> None:
         console.result({"written": written})
 
 
+def _timings(options: argparse.Namespace) -> None:
+    loaded, patches = load(), series.read(PATCHES)
+    checkout = find(loaded, options.source)
+    newest = max((v for v in loaded.releases if v != loaded.upstream.version), key=Version)
+    release = releases.find(loaded, newest, ROOT / "upstream", cache(), options.source)
+    measured = timings.measure(patches, loaded.upstream, checkout, release, BUILD / "tmp")
+    if options.json:
+        console.result([asdict(m) for m in measured])
+        return
+    table = Table("what", "seconds, median of 3")
+    for m in measured:
+        table.add_row(m.what, "not installed" if m.seconds is None else f"{m.seconds:.2f}")
+    console.out.print(table)
+
+
 def add_commands(commands: Any) -> None:
     """The sub-parsers; each sets ``run``."""
 
@@ -327,5 +343,6 @@ def add_commands(commands: Any) -> None:
         one = add(name, run, text, "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: cannot be tested.")
         one.add_argument("--run", dest="run_command", metavar="CMD", required=True, help="a shell command")
 
+    add("timings", _timings, "time these commands beside git am and quilt")
     one = add("changes", _changes, "render CHANGES.md from the patches", needs_source=False)
     one.add_argument("--check", action="store_true", help="write nothing; fail when CHANGES.md is stale")

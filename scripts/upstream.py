@@ -6,7 +6,9 @@ Both give the same files: what a build needs of the release, chosen by one rule 
 from __future__ import annotations
 
 import ast
+import gzip
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -226,7 +228,8 @@ def sdist(pin: Upstream, cache: Path, config: PipConfig | None = None) -> Path:
 
 
 def _extract_sdist(archive: Path, target: Path) -> None:
-    with tarfile.open(archive) as tar:
+    # Unpacked in memory (some 110 MB): files are taken in another order than the archive's, and seeking in gzip is slow.
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(archive.read_bytes()))) as tar:
         members = {m.name.partition("/")[2]: m for m in tar.getmembers() if m.isfile()}
         for name in _select(members):
             member = members[name]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
 
 
-COMMANDS = ["build", "verify", "apply", "export", "patches", "lint", "guards", "forecast", "rebase", "each", "bisect", "changes"]
+COMMANDS = ["build", "verify", "apply", "export", "patches", "lint", "guards", "forecast", "rebase", "each", "bisect", "timings", "changes"]
 
 
 def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,90 @@
+"""The series on real releases of upstream: what the forecast says, and what a rebase gives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import changes, guards, kernels, lint, matrix, move, releases, series, toolchain, tree, upstream
+from scripts.maintain import cache
+from scripts.matrix import Pass
+from scripts.rebase import Rebase, Report
+
+pytestmark = pytest.mark.network
+
+ROOT = Path(__file__).resolve().parents[2]
+MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
+EXPECTED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "forecast.json").read_text())
+NO_SUBMODULE = ROOT / "build/no-submodule"
+
+
+def release(name: str) -> releases.Release:
+    return releases.find(MATRIX, name, NO_SUBMODULE, cache(), upstream.Source.SDIST)
+
+
+@pytest.fixture(scope="module")
+def checkout() -> upstream.Checkout:
+    return upstream.find(MATRIX.upstream, NO_SUBMODULE, cache(), upstream.Source.SDIST)
+
+
+def test_the_table_has_every_release_of_the_matrix() -> None:
+    assert set(EXPECTED) == {MATRIX.upstream.version, *MATRIX.releases}
+    assert all("unknown" not in sha256 for sha256 in MATRIX.releases.values())
+
+
+@pytest.mark.parametrize("version", EXPECTED)
+def test_the_forecast_is_the_one_that_is_known(version: str, checkout: upstream.Checkout, tmp_path: Path) -> None:
+    moves = move.run_forecast(tmp_path, series.read(ROOT / "patches"), MATRIX.upstream, checkout, release(version))
+    assert {m.patch.partition("-")[0]: m.outcome.value for m in moves} == EXPECTED[version], "\n".join(f"{m}" for m in moves)
+
+
+@pytest.fixture(scope="module", params=[v for v in ("2.8.3.post2", "2.8.3.post1", "2.8.2") if v != MATRIX.upstream.version])
+def rebased(request: pytest.FixtureRequest, checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """A copy of this repository's series, moved."""
+    root = tmp_path_factory.mktemp("repository")
+    shutil.copytree(ROOT / "patches", root / "patches")
+    shutil.copyfile(ROOT / "wheel_matrix.toml", root / "wheel_matrix.toml")
+    report = Rebase(root, root / "build/rebase").start(MATRIX, series.read(root / "patches"), checkout, release(request.param))
+    return root, report
+
+
+def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(rebased: tuple[Path, Report]) -> None:
+    root, report = rebased
+    loaded, moved = matrix.load(root / "wheel_matrix.toml"), series.read(root / "patches")
+    assert loaded.upstream.version == report.new
+    assert loaded.upstream.sdist_sha256 == MATRIX.releases[report.new]
+    assert {d.outcome for d in report.done} <= {"clean", "offset"}
+    applied = tree.apply(moved, loaded.upstream, upstream.find(loaded.upstream, NO_SUBMODULE, cache(), upstream.Source.SDIST), root / "build/source")
+    assert f'__version__ = "{report.new}"' in (applied.root / "flash_attn/__init__.py").read_text()
+    assert tree.export(applied.root, root / "patches", check=True) == tree.Exported((), ())
+    guards.require(guards.run(moved, applied))
+    assert lint.check(root / "patches") == []
+    changes.check(root / "CHANGES.md", changes.render(loaded, moved))
+
+
+@pytest.mark.nvcc
+def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report]) -> None:
+    """Of each pass the smallest file; the rest are the same templates for other head dims and dtypes."""
+    root, report = rebased
+    loaded = matrix.load(root / "wheel_matrix.toml")
+    applied = tree.apply(
+        series.read(root / "patches"),
+        loaded.upstream,
+        upstream.find(loaded.upstream, NO_SUBMODULE, cache(), upstream.Source.SDIST),
+        root / "build/source",
+    )
+    changed = [k for k in matrix.parse_kernels("hdim32,fp16,causal") if k.name in report.kernels]
+    # The split pass takes four minutes, and shares its headers with the forward pass.
+    chosen = tuple(k for k in changed if k.kind is not Pass.SPLIT)
+    if not chosen:
+        assert not report.kernels
+        return
+    target = MATRIX.default()
+    tools = toolchain.assemble(target, f"{sys.version_info.major}.{sys.version_info.minor}", ROOT / "build", cache=True)
+    plan = kernels.Plan(applied, tools, chosen, ("90",), root / "build")
+    compiled = kernels.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], None)
+    assert all(path.stat().st_size > 100_000 for path in compiled.objects)
