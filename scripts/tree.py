@@ -71,11 +71,13 @@ def pin_key(pin: Upstream) -> str:
 
 
 def _marker(root: Path) -> dict[str, Any] | None:
+    """What was applied to a tree; None for a tree that is not ours. Of an older format the commit alone counts."""
     try:
         found: dict[str, Any] = json.loads((root / ".git" / _MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        current = found["format"] == _MARKER_FORMAT
+        return found if current else {"commit": found["commit"], "pin": None, "digest": None, "base": ""}
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    return found if found.get("format") == _MARKER_FORMAT else None
 
 
 def _write_marker(root: Path, facts: dict[str, Any]) -> None:
@@ -131,7 +133,7 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
     if marker is None or not finished.is_top_level():
         if reset and (root / ".git").is_dir():
             return None
-        raise SeriesError(f"{root} is nothing that nox -s apply of this version made; move it away, or delete it.")
+        raise SeriesError(f"{root} is nothing that nox -s apply made; move it away, or delete it.")
     if reset:
         return None
     if stake := _work_at_stake(finished, marker):
@@ -308,7 +310,7 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
     if changed := repository.run("status", "--porcelain").strip():
         raise SeriesError(f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them.")
     marker = _marker(root)
-    if marker is None:
+    if marker is None or marker["pin"] is None:
         raise SeriesError(f"{root} is nothing that nox -s apply of this version made; nothing was exported.")
     if len(marker["patches"]) < marker["of"]:
         raise SeriesError(

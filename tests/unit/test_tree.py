@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
@@ -207,9 +208,24 @@ def test_a_folder_that_is_not_ours_is_not_replaced(make_series: Make, tmp_path: 
     for name in ("file", "folder"):
         path = tmp_path / name
         path.write_text("mine\n") if name == "file" else write_files(path, {"notes": "mine\n"})
-        with pytest.raises(SeriesError, match="nothing that nox -s apply of this version made"):
+        with pytest.raises(SeriesError, match="nothing that nox -s apply made"):
             tree.apply(patches, PIN, checkout_of(BASE), path)
     assert (tmp_path / "folder/notes").read_text() == "mine\n"
+
+
+def test_a_tree_of_an_older_version_of_this_program_is_replaced_when_nothing_is_lost(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    marker = applied.root / ".git/series.json"
+    marker.write_text(json.dumps({"format": 1, "digest": "x", "base": applied.base, "commit": applied.commit}))
+    with pytest.raises(SeriesError, match="nothing was exported"):
+        tree.export(applied.root, patches.folder)
+    stash(applied.root)
+    with pytest.raises(SeriesError, match="has stashes"):
+        tree.apply(patches, PIN, checkout_of(BASE), applied.root)
+    user(applied.root, "stash", "drop")
+    assert tree.apply(patches, PIN, checkout_of(BASE), applied.root) == applied
+    assert json.loads(marker.read_text())["format"] == 2
 
 
 def test_a_pulled_series_replaces_an_untouched_tree(make_series: Make, tmp_path: Path) -> None:
