@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import tomlkit
@@ -28,13 +29,9 @@ def write(matrix: Matrix, pin: Upstream) -> bool:
     for key, value in values.items():
         table[key] = value
     document["fork"]["revision"] = 1
-    releases = document.setdefault("releases", tomlkit.table())
-    if old.sdist_sha256 != UNKNOWN:
-        releases[old.version] = old.sdist_sha256
-    if pin.version in releases:
-        del releases[pin.version]
+    text = _with_release(tomlkit.dumps(document), old, pin)
     aside = matrix.path.with_name(matrix.path.name + ".part")
-    aside.write_text(tomlkit.dumps(document), encoding="utf-8")
+    aside.write_text(text, encoding="utf-8")
     try:
         if model.load(aside).upstream != pin:
             raise MatrixError(f"{matrix.path}: the new pin could not be written.")
@@ -42,6 +39,24 @@ def write(matrix: Matrix, pin: Upstream) -> bool:
     finally:
         aside.unlink(missing_ok=True)
     return True
+
+
+def _with_release(text: str, old: Upstream, new: Upstream) -> str:
+    """The old release in the place of the new one in [releases], or after its last line; tomlkit would put it after what follows."""
+    lines = text.split("\n")
+    if "[releases]" not in lines:
+        lines[-1:] = ["", "[releases]", ""]
+    start = lines.index("[releases]") + 1
+    end = next((i for i in range(start, len(lines)) if lines[i].startswith("[")), len(lines))
+    keys = [i for i in range(start, end) if re.match(r"\s*[\"'\w]", lines[i])]
+    there = next((i for i in keys if re.match(rf"\s*[\"']{re.escape(new.version)}[\"']\s*=", lines[i])), None)
+    entry = [f'"{old.version}" = "{old.sdist_sha256}"'] if old.sdist_sha256 != UNKNOWN else []
+    if there is not None:
+        lines[there : there + 1] = entry
+    else:
+        after = (keys[-1] if keys else start - 1) + 1
+        lines[after:after] = entry
+    return "\n".join(lines)
 
 
 def write_gitlink(root: Path, pin: Upstream) -> str:

@@ -55,7 +55,7 @@ def release(root: Path, new: dict[str, str], version: str = "9.9.9", **pin: str)
     return Release(known.model_copy(update=unknown | pin), checkout_of(FILES | new), "a fixture")
 
 
-def start(root: Path, new: dict[str, str], **pin: str) -> Report:
+def start(root: Path, new: dict[str, str], **pin: str) -> Report:  # version, commit, …
     loaded = matrix.load(root / "wheel_matrix.toml")
     return Rebase(root, root / "build/rebase").start(loaded, series.read(root / "patches"), checkout_of(FILES), release(root, new, **pin))
 
@@ -82,7 +82,17 @@ def test_a_series_that_moves_is_moved_whole(repository: Path) -> None:
     loaded = matrix.load(repository / "wheel_matrix.toml")
     assert (loaded.upstream.version, loaded.upstream.sdist_sha256, loaded.upstream.commit) == ("9.9.9", NEW_HASH, "unknown")
     assert loaded.releases["2.8.3.post1"].startswith("55d5103e")
-    assert "# The default: forward passes" in loaded.path.read_text(), "comments stay"
+    before = (ROOT / "wheel_matrix.toml").read_text().splitlines()
+    after = loaded.path.read_text().splitlines()
+    assert [line for line in after if line not in before] == [
+        'version = "9.9.9"',
+        'tag = "v9.9.9"',
+        'commit = "unknown"',
+        'cutlass = "unknown"',
+        f'sdist-sha256 = "{NEW_HASH}"',
+        '"2.8.3.post1" = "55d5103ed846da8b56e0797acf4bde07dee4b1c7e8907fcfc6699c203030c348"',
+    ]
+    assert after[after.index('"2.8.3.post1" = "55d5103ed846da8b56e0797acf4bde07dee4b1c7e8907fcfc6699c203030c348"') - 1].startswith('"2.8.3.post2"')
     assert lint.check(repository / "patches") == []
     changes.check(repository / "CHANGES.md", changes.render(loaded, series.read(repository / "patches")))
     assert "release 9.9.9" in (repository / "CHANGES.md").read_text()
@@ -109,6 +119,12 @@ def test_a_patch_that_moves_without_a_change_keeps_every_byte(repository: Path) 
     assert report.written == report.removed == ()
     after = snapshot(repository)
     assert {n for n in before if before[n] != after[n]} == {"wheel_matrix.toml", "CHANGES.md"}
+
+
+def test_a_release_that_was_known_leaves_its_place_to_the_old_one(repository: Path) -> None:
+    start(repository, {"setup.py": "other\n"}, version="2.8.2")
+    loaded = matrix.load(repository / "wheel_matrix.toml")
+    assert list(loaded.releases) == ["2.7.4.post1", "2.8.0.post2", "2.8.1", "2.8.3.post1", "2.8.3", "2.8.3.post2"]
 
 
 def test_a_known_commit_goes_into_the_pin_and_the_submodule(repository: Path) -> None:
