@@ -12,7 +12,7 @@ nox.options.sessions = ["tests"]
 
 def _command(session: nox.Session) -> None:
     """Install the build system and run the command that the session is named after."""
-    session.install("--quiet", "--editable", ".")
+    session.install("--quiet", "--editable", ".", *(["pytest>=8.4"] if session.name in ("guards", "rebase") else []))  # guards may be tests
     # Ctrl-C: give the compilers time to stop and their half-written files time to go.
     session.run("python", "-m", "scripts", session.name, *session.posargs, interrupt_timeout=60, terminate_timeout=30)
 

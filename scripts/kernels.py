@@ -69,11 +69,12 @@ class Flavour:
 
     extension: str
     defines: tuple[str, ...] = ()
+    torch_in_kernels: bool = False  # upstream's own kernel files include torch, ours do not
 
 
 FORK = Flavour("flash_attn_2_cuda")
 # Unpatched kernels to measure against, beside ours: its own module name and C++ namespace.
-STOCK = Flavour("flash_stock_cuda", ("-DFLASH_NAMESPACE=flash_stock",))
+STOCK = Flavour("flash_stock_cuda", ("-DFLASH_NAMESPACE=flash_stock",), torch_in_kernels=True)
 
 
 @dataclass(frozen=True)
@@ -140,10 +141,13 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
 
 
-def _system_includes(toolchain: Toolchain) -> list[str]:
+def _includes(toolchain: Toolchain, *, torch: bool) -> list[str]:
     env = toolchain.environment
-    folders = [env.site / "torch/include", env.site / "torch/include/torch/csrc/api/include", env.include, *toolchain.toolkit.include]
-    return [word for folder in folders for word in ("-isystem", str(folder))]  # apart: nvcc does not take them joined
+    with_torch = [env.site / "torch/include", env.site / "torch/include/torch/csrc/api/include", env.include] if torch else []
+    system = [
+        word for folder in [*with_torch, *toolchain.toolkit.include] for word in ("-isystem", str(folder))
+    ]  # apart: nvcc does not take them joined
+    return [*(f"-I{folder}" for folder in _INCLUDES), *([_abi(toolchain)] if torch else []), *system]
 
 
 def _abi(toolchain: Toolchain) -> str:
@@ -151,11 +155,10 @@ def _abi(toolchain: Toolchain) -> str:
 
 
 def kernel_units(plan: Plan) -> list[Unit]:
-    """Kernel files, longest first, in the folder of their digest."""
+    """Kernel files, longest first, in the folder of their digest: sources, compiler, flags, architectures. No Python, and no torch but in stock's."""
     tools = plan.toolchain
-    key = _digest(
-        plan.tree.sources, tools.toolkit.version, tools.environment.torch, NVCC_FLAGS, plan.flavour.defines, _abi(tools), sorted(plan.architectures)
-    )
+    torch = (tools.environment.torch, _abi(tools)) if plan.flavour.torch_in_kernels else None
+    key = _digest(plan.tree.sources, tools.toolkit.version, torch, NVCC_FLAGS, plan.flavour.defines, sorted(plan.architectures))
     folder = plan.build / "kernels" / key
     count = len(plan.architectures)
     units = [
@@ -175,16 +178,17 @@ def binding_unit(plan: Plan) -> Unit:
 def _write_ninja(path: Path, plan: Plan, units: Sequence[Unit]) -> None:
     tools = plan.toolchain
     launcher = [str(tools.sccache)] if tools.sccache else []
-    common = [*plan.flavour.defines, _abi(tools), *(f"-I{folder}" for folder in _INCLUDES), *_system_includes(tools)]
     nvcc = [str(tools.toolkit.nvcc), *NVCC_FLAGS, *gencode(plan.architectures), f"-ccbin={tools.cxx}", "-Xcompiler=-fPIC"]
+    nvcc += [*plan.flavour.defines, *_includes(tools, torch=plan.flavour.torch_in_kernels)]
     cxx = [str(tools.cxx), *CXX_FLAGS, f"-DTORCH_EXTENSION_NAME={plan.flavour.extension}", *masks(plan.kernels)]
+    cxx += [*plan.flavour.defines, *_includes(tools, torch=True)]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         writer = ninja_syntax.Writer(cast("Any", file), width=10**6)  # annotated as str, used as a file
         for rule, command in (("nvcc", nvcc), ("cxx", cxx)):
             # An object appears whole or not at all. A generator's object is not made again when its command line
             # changes: all that matters is in the folder's name, and with or without the cache it is the same.
-            words = quoted([*launcher, *command, *common])
+            words = quoted([*launcher, *command])
             steps = f"cd {quoted([plan.tree.root])} && {words} -c $source -o $out.part && mv $out.part $out"
             writer.rule(rule, command=steps, description="$source", generator=True)
         for unit in units:

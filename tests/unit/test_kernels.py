@@ -118,6 +118,31 @@ def test_the_binding_s_folder_follows_the_kernel_choice_and_the_kernels_do_not(t
         assert not {u.target for u in kernels.kernel_units(different)} & set(targets.values())
 
 
+def test_kernels_serve_every_torch_and_python_and_the_binding_one(tmp_path: Path) -> None:
+    """Stock kernels include torch, so they follow it too."""
+    tools = toolchain(tmp_path, "")
+    other = dataclasses.replace(
+        tools,
+        environment=dataclasses.replace(tools.environment, torch="2.12.1+cu130", tag="cp313", site=tmp_path / "other", include=tmp_path / "python"),
+    )
+    ours, theirs = plan(tmp_path, tools), plan(tmp_path, other)
+    assert kernels.kernel_units(ours) == kernels.kernel_units(theirs)
+    assert kernels.binding_unit(ours) != kernels.binding_unit(theirs)
+    stock = [dataclasses.replace(p, flavour=kernels.STOCK) for p in (ours, theirs)]
+    assert kernels.kernel_units(stock[0]) != kernels.kernel_units(stock[1])
+
+
+def test_the_command_of_a_kernel_names_no_torch_and_no_python(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, 'echo "$@" >> "$0.args"; touch "$last"\n')
+    environment = dataclasses.replace(tools.environment, site=tmp_path / "site", include=tmp_path / "python-headers")
+    planned = plan(tmp_path, dataclasses.replace(tools, environment=environment))
+    kernels.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
+    commands = (tmp_path / "compiler.args").read_text().splitlines()
+    assert len(commands) == len(KERNELS) + 1
+    assert ["site/torch/include" in c and "python-headers" in c for c in commands].count(True) == 1
+    assert not [c for c in commands if ".cu " in c and ("torch" in c or "python" in c or "CXX11_ABI" in c)]
+
+
 def test_jobs_are_limited_by_memory() -> None:
     assert kernels.job_limit(None, 1e15)[0] == 1
     assert kernels.job_limit(None, 1.0)[0] == len(os.sched_getaffinity(0))

@@ -522,6 +522,66 @@ print(sum("dropout" in str(w.message) for w in seen))
     assert done.stdout.strip() == "1", done.stderr
 
 
+def drop(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q over itself with dropout: out, and the generator's seed and offset that it used."""
+    out, _, _, state = flash_attn_2_cuda.fwd(q, q, q, None, None, 0.3, 0.125, False, -1, -1, 0.0, False, None)
+    return out, state
+
+
+def test_dropout_draws_from_torch_s_generator() -> None:
+    Config().need("fwd")
+    q = torch.randn(2, 96, 4, 64, device="cuda", dtype=torch.float16)
+    generator = torch.cuda.default_generators[q.device.index]
+    torch.cuda.manual_seed(1234)
+    places, results = [], []
+    for _ in range(2):
+        places.append([1234, generator.get_offset()])
+        out, state = drop(q)
+        results.append(out)
+        assert state.tolist() == places[-1]
+    assert places[0] != places[1]
+    assert not torch.equal(*results)
+    torch.cuda.manual_seed(1234)
+    assert torch.equal(drop(q)[0], results[0])
+
+
+def test_a_cuda_graph_draws_dropout_anew_at_each_replay() -> None:
+    Config().need("fwd")
+    q = torch.randn(2, 96, 4, 64, device="cuda", dtype=torch.float16)
+    drop(q)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, state = drop(q)
+    torch.cuda.manual_seed(77)
+    replayed = []
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        replayed.append((out.clone(), state.tolist()))
+    torch.cuda.manual_seed(77)
+    for got, place in replayed:
+        expected, used = drop(q)
+        assert place == used.tolist()
+        assert torch.equal(got, expected)
+
+
+def test_a_launch_that_cuda_refuses_is_torch_s_error_with_file_and_line() -> None:
+    code = """
+import torch, flash_attn
+q = torch.randn(70000, 1, 1, 64, device="cuda", dtype=torch.float16)  # the grid's second dimension ends at 65535
+try:
+    flash_attn.flash_attn_func(q, q, q)
+except RuntimeError as error:
+    print(error)
+"""
+    Config().need("fwd")
+    env = {**os.environ, "TORCH_SHOW_CPP_STACKTRACES": "1", "FA2_DETERMINISTIC": "0"}
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=env)
+    assert "CUDA error: invalid" in done.stdout, done.stderr
+    assert "flash_fwd_launch_template.h:" in done.stdout
+
+
 def test_debug_line() -> None:
     code = """
 import torch, flash_attn
