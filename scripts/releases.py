@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 import httpx2
 from packaging.version import InvalidVersion, Version
 from unearth.errors import UnpackError
-from unearth.fetchers import PyPIClient
 
 from scripts import console, upstream
 from scripts.errors import UpstreamError
@@ -43,7 +42,7 @@ class Release:
 def on_index(distribution: str, config: upstream.PipConfig | None = None) -> dict[str, str | None]:
     """The versions that the package index has an sdist of, oldest first, with the sha256 that it gives for each."""
     config = config or upstream.PipConfig.read()
-    with PyPIClient(trusted_hosts=config.trusted_hosts, timeout=config.timeout, verify=config.cert or True) as session:
+    with config.client() as session:
         try:
             packages = config.finder(cast("Fetcher", session), distribution).find_all_packages(distribution)
         except (httpx2.HTTPError, OSError, UnpackError) as e:

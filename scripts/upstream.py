@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -161,6 +162,14 @@ class PipConfig:
             float(values.get("timeout", 60)),
         )
 
+    def client(self) -> PyPIClient:
+        """An HTTP client with pip's certificates, trusted hosts and timeout."""
+        try:
+            verify = ssl.create_default_context(cafile=self.cert) if self.cert else True
+        except OSError as e:
+            raise UpstreamError(f"pip is configured with the certificates {self.cert}, which cannot be read: {e.strerror or e}.") from e
+        return PyPIClient(trusted_hosts=self.trusted_hosts, timeout=self.timeout, verify=verify)
+
     def finder(self, session: Fetcher, distribution: str) -> PackageFinder:
         """A finder of sdists that looks where pip would."""
         if self.no_index:
@@ -179,8 +188,7 @@ class PipConfig:
 def _download(pin: Upstream, destination: Path, config: PipConfig) -> None:
     """Fetch the sdist beside its destination, check it, then rename it into place."""
     what = f"{pin.distribution} {pin.version}"
-    verify = config.cert or True
-    with PyPIClient(trusted_hosts=config.trusted_hosts, timeout=config.timeout, verify=verify) as session:
+    with config.client() as session:
         # The client is a Fetcher in all but the types of arguments that we do not pass.
         finder = config.finder(cast("Fetcher", session), pin.distribution)
         try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import io
+import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -159,6 +160,35 @@ def test_a_pin_without_a_commit_or_without_a_hash_says_so(tmp_path: Path) -> Non
     assert "has no commit for 2.8.3.post1" in str(upstream.submodule_state(unknown, tmp_path))
     with pytest.raises(UpstreamError, match=r"has no sdist of 2\.8\.3\.post1"):
         upstream.sdist(unknown, tmp_path)
+
+
+def test_a_certificate_of_pip_s_configuration_is_used_without_a_warning(tmp_path: Path) -> None:
+    """A bundle serves, and a missing one is named (warnings are errors here)."""
+    certificates = x509_of(tmp_path)
+    with upstream.PipConfig.read(f"global.cert='{certificates}'").client() as client:
+        assert client is not None
+    with pytest.raises(UpstreamError, match=r"absent\.pem"):
+        upstream.sdist(PIN, tmp_path, upstream.PipConfig.read(f"global.cert='{tmp_path / 'absent.pem'}'"))
+
+
+def x509_of(folder: Path) -> Path:
+    path = folder / "bundle.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        str(folder / "key"),
+        "-out",
+        str(path),
+        "-subj",
+        "/CN=localhost",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
 
 
 def test_no_index_without_links_is_an_error(tmp_path: Path) -> None:
