@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _MARKER = "series.json"  # in the repository's .git: what was applied
 _MARKER_FORMAT = 2
+_AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
 _KEEP_OR_DROP = "nox -s export writes commits to patches/; nox -s apply -- --reset throws away what is there"
 
 
@@ -190,7 +191,7 @@ def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path
         for patch in series.patches:
             path = (series.folder / patch.name).resolve()
             _prove_exact(repository, path)
-            repository.run("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr", str(path))
+            repository.run(*_AM, str(path))
         commit, digest = repository.resolve("HEAD"), series.digest(base)
         facts = {"pin": pin_key(pin), "digest": digest, "base": base, "commit": commit, "of": of or len(series.patches)}
         _write_marker(work, {**facts, "patches": {p.name: p.sha256 for p in series.patches}})
@@ -341,7 +342,20 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
 
 
 def _remember(repository: Repository, marker: dict[str, Any], folder: Path, patches: dict[str, bytes]) -> None:
-    """The tree and patches/ agree: a later apply takes the tree as it is."""
+    """The tree and patches/ agree: give the tree the commits that the series has everywhere, and note what it is."""
     series = model.read(folder)
-    facts = {"pin": marker["pin"], "digest": series.digest(marker["base"]), "base": marker["base"], "commit": repository.resolve("HEAD")}
+    base, head = marker["base"], repository.resolve("HEAD")
+    if head != marker["commit"]:
+        with tempfile.TemporaryDirectory(prefix="fa2-export-") as aside:
+            copy = Repository(Path(aside) / "source", SeriesError)
+            repository.run("clone", "--quiet", "--shared", "--no-checkout", str(repository.root), str(copy.root), writes=False)
+            copy.run("checkout", "--quiet", "--detach", base)
+            copy.run(*_AM, *(str(folder.resolve() / name) for name in patches))
+            repository.run("fetch", "--quiet", "--no-tags", str(copy.root), "HEAD")
+            applied = copy.resolve("HEAD")
+        if repository.resolve(f"{applied}^{{tree}}") != repository.resolve("HEAD^{tree}"):
+            raise SeriesError(f"{folder}: the patches do not give the files of {repository.root}; this is a fault of export.")
+        repository.run("update-ref", "-m", "export: the same files with the series' own dates", "HEAD", applied)
+        head = applied
+    facts = {"pin": marker["pin"], "digest": series.digest(base), "base": base, "commit": head}
     _write_marker(repository.root, {**facts, "of": len(patches), "patches": {p.name: p.sha256 for p in series.patches}})

@@ -254,8 +254,14 @@ def test_after_an_export_the_tree_is_taken_as_it_is(make_series: Make, tmp_path:
     user(applied.root, "add", "--all")
     user(applied.root, "commit", "--quiet", "-m", message("Add more"))
     assert tree.export(applied.root, patches) == tree.Exported(("0003-Add-more.patch", "series"), ())
+    (applied.root / "left").write_text("untracked files of the user stay too\n")
+    with pytest.raises(SeriesError, match="left"):
+        tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root)
+    (applied.root / "left").unlink()
     again = tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root)
     assert again.commit == Repository(applied.root, SeriesError).resolve("HEAD")
+    elsewhere = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "elsewhere")
+    assert (again.commit, again.digest, again.sources) == (elsewhere.commit, elsewhere.digest, elsewhere.sources), "whoever made the commit"
     assert tree.export(applied.root, patches, check=True) == NOTHING
 
 
