@@ -270,3 +270,17 @@ def test_scope_inside_a_compiled_function() -> None:
 
     for _ in range(2):
         assert function(torch.zeros(1)).flatten().tolist() == [0, 768, 0]
+
+
+@pytest.mark.parametrize(("torch_version", "cuda"), [("1.99.0", None), (None, "99.0"), (None, "None")])
+def test_another_torch_or_cuda_is_refused_by_name_before_a_symbol_is_missed(torch_version: str | None, cuda: str | None) -> None:
+    code = "import torch\n"
+    code += f"torch.__version__ = {torch_version!r}\n" if torch_version else ""
+    code += f"torch.version.cuda = {None if cuda == 'None' else cuda!r}\n" if cuda else ""
+    code += "import sys\ntry:\n    import flash_attn\nexcept ImportError as error:\n    print(error, 'flash_attn_2_cuda' in sys.modules)\n"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    wanted = ".".join(fork_info()["torch"].split(".")[:2])
+    assert f"built for torch {wanted} with CUDA {fork_info()['cuda'].split('.')[0]}; here is torch " in done.stdout
+    assert (torch_version or cuda if cuda != "None" else "absent") in done.stdout
+    assert f"Install the wheel for this torch, or torch {wanted}.*." in done.stdout
+    assert done.stdout.rstrip().endswith("False"), "the extension was loaded first"
