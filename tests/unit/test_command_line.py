@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import toolchain, verify
+from scripts import __main__, kernels, toolchain, verify
 from scripts.errors import ToolchainError, UsageError, WheelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +52,8 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["rebase", "--abort", "--reason", "x"], "--reason belongs to --skip"),
         (["each"], "--run"),
         (["build", "--jobs", "0"], "'0' is not a positive number"),
-        (["build", "--python", "2.7"], "target cu130-torch2.11 has no Python 2.7; it has 3.10"),
+        (["build", "--python", "2.7"], "'2.7': choose from 3.10, 3.11, 3.12, 3.13, or 'all'"),
+        (["build", "--target", "nothing-*"], "no target 'nothing-*'; it has"),
         (["build", "--source", "svn"], "'svn' is none of git, sdist, auto"),
         (["build", "--target", "x", "--all"], "not allowed with"),
         (["verify", "absent.whl"], "absent.whl does not exist"),
@@ -70,8 +72,33 @@ def test_list_and_dry_run_do_nothing_but_tell() -> None:
     assert listed.returncode == 0
     assert "cu130-torch2.11 (default)" in listed.stdout
     dry = scripts("build", "--dry-run", "--kernels", "hdim64,fp16,split", "--arch", "80,90", "--python", "3.12")
-    assert "2 kernel files for sm_80, sm_90" in dry.stdout
+    assert re.search(r"cu130-torch2\.11\s.*3\.12.*\b2\b.*80, 90", dry.stdout), dry.stdout
     assert "flash_fwd_split_hdim64_fp16_causal_sm80.cu" in dry.stdout
+
+
+def test_several_builds_are_planned_first_and_share_their_kernels() -> None:
+    dry = scripts("build", "--dry-run", "--target", "cu130-*", "--python", "3.11,3.12", "--kernels", "hdim64,fp16,fwd", "--arch", "90")
+    rows = [line for line in dry.stdout.splitlines() if "cu130-torch2.11" in line]
+    assert len(rows) == 4, dry.stdout
+    assert "from above" not in rows[0]
+    assert all("(2 from above)" in row and "the binding" in row for row in rows[1:])
+
+
+def test_a_failed_build_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def build_one(loaded: object, job: __main__._Job, options: object) -> __main__._Built:
+        if job.python == "3.11":
+            raise ToolchainError("no compiler for this one.")
+        return __main__._Built(Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, kernels.Compiled((), 4, 2.0, 3, 1))
+
+    monkeypatch.setattr(__main__, "_build_one", build_one)
+    with pytest.raises(SystemExit) as caught:
+        __main__.main_inner(["build", "--python", "3.10,3.11,3.12"])
+    assert caught.value.code == ToolchainError.exit_code
+    output = capsys.readouterr().out
+    assert "3.10.whl" in output
+    assert "failed: no compiler for this one." in output
+    assert "3.12.whl" in output
+    assert "4, 75 %" in output
 
 
 def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
