@@ -121,8 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
     check.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest; no proof is kept then")
 
-    build.set_defaults(run=_build)
-    check.set_defaults(run=_verify)
+    build.set_defaults(run=_build, interrupted="interrupted. What was finished is kept: the same command goes on from there.")
+    check.set_defaults(run=_verify, interrupted="interrupted; no proof was written.")
     maintain.add_commands(commands)
     return parser
 
@@ -327,9 +327,17 @@ def _verify(options: argparse.Namespace) -> None:
 def main_inner(arguments: Sequence[str]) -> None:
     """Run one command; raise what goes wrong."""
     options = _parser().parse_args(arguments)
-    if getattr(options, "json", False):
+    as_json = getattr(options, "json", False)
+    if as_json:
         console.use_json()
-    options.run(options)
+    try:
+        options.run(options)
+    except BuildError as e:
+        if as_json:
+            console.result({"error": str(e), "exit_code": e.exit_code})
+        raise
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(options.interrupted) from None
 
 
 def main() -> None:
@@ -341,9 +349,15 @@ def main() -> None:
     except BuildError as e:
         console.error(str(e))
         raise SystemExit(e.exit_code) from e
-    except KeyboardInterrupt:
-        console.error("interrupted. What was finished is kept: the same command goes on from there.")
+    except KeyboardInterrupt as e:
+        console.error(str(e) or "interrupted.")
         raise SystemExit(130) from None
+    except OSError as e:
+        if e.filename is None:
+            raise
+        # A folder that is a file, a disk that is full or read-only: nobody needs our stack for that.
+        console.error(f"{e.filename}: {e.strerror}.")
+        raise SystemExit(BuildError.exit_code) from e
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
+from scripts import files
 from scripts.errors import SeriesError
 
 if TYPE_CHECKING:
@@ -32,10 +32,8 @@ def render(matrix: Matrix, series: Series) -> str:
     for patch in series.patches:
         text += f"| {patch.name[:4]} {patch.subject} | {patch.feature} | {patch.upstream_status} | {len(patch.files)} |\n"
     for patch in series.patches:
-        files = ", ".join(f"`{change.path}`" for change in patch.files)
-        text += (
-            f"\n## {patch.name[:4]} {patch.subject}\n\n{patch.body}\n\nFeature: {patch.feature}. Upstream: {patch.upstream_status}. Files: {files}.\n"
-        )
+        touched = ", ".join(f"`{change.path}`" for change in patch.files)
+        text += f"\n## {patch.name[:4]} {patch.subject}\n\n{patch.body}\n\nFeature: {patch.feature}. Upstream: {patch.upstream_status}. Files: {touched}.\n"
     return text
 
 
@@ -43,9 +41,7 @@ def write(path: Path, text: str) -> bool:
     """Replace the file when its text differs; whether it did."""
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return False
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)  # noqa: PTH105 - one rename, over the old file
+    files.write(path, text)
     return True
 
 

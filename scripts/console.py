@@ -21,8 +21,15 @@ def use_json() -> None:
     out.file = sys.stderr
 
 
+_answered = False
+
+
 def result(data: Any) -> None:
-    """The answer of a command called with ``--json``."""
+    """The answer of a command called with ``--json``: the first is the one."""
+    global _answered  # noqa: PLW0603 - one document a process
+    if _answered:
+        return
+    _answered = True
     print(json.dumps(data, indent=1), file=sys.stdout)  # noqa: T201 - the one place
 
 

@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from pygments.lexers import CudaLexer, PythonLexer
@@ -84,13 +84,22 @@ def parse(text: str) -> Guard:
     Raises:
         ValueError: it is none of ``KINDS``.
     """
-    if match := re.fullmatch(r"(symbol|macro) (\w+) in (\S+)", text):
-        return Guard(match[1], match[2], match[3])
-    if match := re.fullmatch(r"signature (?:(\d+) x )?(\S.*) in (\S+)", text):
-        return Guard("signature", match[2], match[3], int(match[1] or 1))
     if match := re.fullmatch(r"test (tests/guards/\w+\.py)::([\w\[\]-]+)", text):
+        if not (_ROOT / match[1]).is_file():
+            raise ValueError(f"there is no {match[1]}")
         return Guard("test", match[2], match[1])
-    raise ValueError(f"is none of {KINDS}")
+    if match := re.fullmatch(r"(symbol|macro) (\w+) in (\S+)", text):
+        guard = Guard(match[1], match[2], match[3])
+    elif match := re.fullmatch(r"signature (?:(\d+) x )?(\S.*) in (\S+)", text):
+        guard = Guard("signature", match[2], match[3], int(match[1] or 1))
+    else:
+        raise ValueError(f"it is none of {KINDS}")
+    if guard.times < 1:
+        raise ValueError("0 times is always there")
+    path = PurePosixPath(guard.path)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{guard.path} is no path within upstream's tree")
+    return guard
 
 
 @functools.lru_cache(maxsize=256)
@@ -170,7 +179,7 @@ def run(series: Series, tree: Tree) -> list[Outcome]:
             try:
                 guard = parse(text)
             except ValueError as e:
-                raise GuardError(f"{patch.name}: Guard {text!r} {e}.") from e
+                raise GuardError(f"{patch.name}: Guard {text!r}: {e}.") from e
             check = check_test if guard.kind == "test" else check_file
             outcomes.append(Outcome(patch.name, guard, *(check(guard, repository, c) for c in (before, commit, tree.commit))))
         before = commit

@@ -108,6 +108,8 @@ def _whitespace(path: Path, number: int, line: str, file: str) -> Iterator[Probl
     elif line.startswith("+") and not line.startswith("+++"):
         if re.search(r"[ \t]+$", line[1:]):
             yield Problem(path, number, f"spaces at the end of a line of {file}; drop them.")
+        if re.match(r"\+(<<<<<<<|\|\|\|\|\|\|\||>>>>>>>) ", line):
+            yield Problem(path, number, f"a conflict marker in {file}; resolve the conflict.")
         if re.match(r"\+\t* +\t", line):
             yield Problem(path, number, f"a space before a tab in {file}; use spaces.")
 
@@ -156,13 +158,17 @@ def is_ours_to_touch(name: str) -> bool:
     return upstream.is_wanted(path)
 
 
+def _as_problem(path: Path, error: SeriesError) -> Problem:
+    match = re.match(r".*?:(\d+): ", str(error))
+    return Problem(path, int(match[1]), str(error)[match.end() :]) if match else Problem(path, 1, str(error).removeprefix(f"{path}: "))
+
+
 def check_patch(path: Path) -> list[Problem]:
     """Every problem of one patch; of one that cannot be read, the first."""
     try:
         patch = series.parse_patch(path)
     except SeriesError as e:
-        match = re.match(r".*?:(\d+): ", str(e))
-        return [Problem(path, int(match[1]) if match else 1, str(e)[match.end() :] if match else str(e).removeprefix(f"{path}: "))]
+        return [_as_problem(path, e)]
     lines = patch.content.decode().split("\n")
     return [*_header(path, patch, lines), *_diff(path, lines), *_hooks(path, patch, lines)]
 
@@ -173,8 +179,7 @@ def check(folder: Path) -> list[Problem]:
     try:
         entries, _ = series.listing(folder)
     except SeriesError as e:
-        match = re.match(r".*?:(\d+): ", str(e))
-        return [Problem(listing, int(match[1]) if match else 1, str(e)[match.end() :] if match else str(e))]
+        return [_as_problem(listing, e)]
     problems = []
     names = [entry.name for entry in entries]
     for path in sorted(folder.iterdir()):

@@ -11,7 +11,7 @@ import platformdirs
 from packaging.version import Version
 from rich.table import Table
 
-from scripts import changes, console, guards, lint, matrix, move, releases, series, steps, timings, tree, upstream
+from scripts import changes, console, files, guards, lint, matrix, move, releases, series, steps, timings, tree, upstream
 from scripts.errors import SeriesError, UpstreamError, UsageError
 from scripts.git import Repository
 from scripts.rebase import Rebase, Report
@@ -52,7 +52,10 @@ def apply(
     checkout = find(loaded, source)
     part = "" if patches == whole else f"the first {len(patches.patches)} of "
     console.step(f"Patches: {part}{len(whole.patches)}")
-    applied = tree.apply(patches, loaded.upstream, checkout, root, of=len(whole.patches), reset=reset)
+    if Rebase(ROOT, BUILD / "rebase").under_way:
+        console.warn("a rebase is under way in build/rebase (nox -s rebase -- --continue, or --abort); patches/ may be half moved.")
+    with files.alone(BUILD):
+        applied = tree.apply(patches, loaded.upstream, checkout, root, of=len(whole.patches), reset=reset)
     console.note(f"commit {applied.commit}, digest {applied.digest[:16]}…, in {applied.root}")
     return patches, applied
 
@@ -75,6 +78,12 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _command(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return text
+
+
 def _count(text: str | None) -> int | None:
     return None if text is None else series.read(PATCHES).named(text) + 1
 
@@ -89,9 +98,10 @@ def _apply(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     if options.check and not SOURCE.exists():
         apply(load(), upstream.Source.AUTO)
-    done = tree.export(SOURCE, PATCHES, check=options.check)
+    with files.alone(BUILD):
+        done = tree.export(SOURCE, PATCHES, check=options.check)
     parts = [f"{verb} {', '.join(names)}" for verb, names in (("wrote", done.written), ("removed", done.removed)) if names]
-    console.done("; ".join(parts) + ". Next: nox -s lint, nox -s changes." if parts else "patches/ is what build/source says.")
+    console.done("; ".join(parts) + ". Next: nox -s lint, nox -s guards, nox -s changes." if parts else "patches/ is what build/source says.")
     if options.json:
         console.result(asdict(done))
 
@@ -165,14 +175,15 @@ def _guards(options: argparse.Namespace) -> None:
 
 
 def _forecast(options: argparse.Namespace) -> None:
+    if options.markdown and options.json:
+        raise UsageError("--markdown and --json: choose one.")
     loaded, patches = load(), series.read(PATCHES)
     checkout = find(loaded, options.source)
     names = options.versions or list(loaded.releases)
     git = Repository(ROOT / "upstream", UpstreamError)
     has_git = git.root.is_dir() and git.is_top_level()
     found: dict[str, list[Move]] = {}
-    for name in names:
-        release = releases.find(loaded, name, ROOT / "upstream", cache(), options.source)
+    for release in [releases.find(loaded, name, ROOT / "upstream", cache(), options.source) for name in names]:
         console.step(f"Forecast for {release.name} ({release.how})")
         found[release.name] = move.run_forecast(BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None)
     if options.json:
@@ -206,26 +217,33 @@ def _rebase(options: argparse.Namespace) -> None:
         raise UsageError("say one of: VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --skip, --abort.")
     if options.reason and not options.skip:
         raise UsageError("--reason belongs to --skip.")
-    if options.abort:
-        console.done(rebase.abort())
+    with files.alone(BUILD):
+        report = _run_rebase(rebase, options)
+    if report is None:
+        console.result({"aborted": True}) if options.json else None
         return
-    if options.proceed:
-        report = rebase.proceed()
-    elif options.skip:
-        report = rebase.skip(options.reason)
-    else:
-        if rebase.under_way:
-            raise UsageError("a rebase is under way; --continue, --skip or --abort it.")
-        if stake := tree.unsaved(SOURCE):
-            raise SeriesError(f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset).")
-        loaded, patches = load(), series.read(PATCHES)
-        checkout = find(loaded, options.source)
-        release = releases.find(loaded, options.version, ROOT / "upstream", cache(), options.source)
-        console.step(f"Rebase from {loaded.upstream.version} to {release.name} ({release.how})")
-        report = rebase.start(loaded, patches, checkout, release)
     _tell(report)
     if options.json:
         console.result(report.as_json())
+
+
+def _run_rebase(rebase: Rebase, options: argparse.Namespace) -> Report | None:
+    if options.abort:
+        console.done(rebase.abort())
+        return None
+    if options.proceed:
+        return rebase.proceed()
+    if options.skip:
+        return rebase.skip(options.reason)
+    if rebase.under_way:
+        raise UsageError("a rebase is under way; --continue, --skip or --abort it.")
+    if stake := tree.unsaved(SOURCE):
+        raise SeriesError(f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset).")
+    loaded, patches = load(), series.read(PATCHES)
+    checkout = find(loaded, options.source)
+    release = releases.find(loaded, options.version, ROOT / "upstream", cache(), options.source)
+    console.step(f"Rebase from {loaded.upstream.version} to {release.name} ({release.how})")
+    return rebase.start(loaded, patches, checkout, release)
 
 
 def _tell(report: Report) -> None:
@@ -243,6 +261,7 @@ def _tell(report: Report) -> None:
     console.step("Next")
     if report.kernels:
         console.note(f"{len(report.kernels)} kernel files may differ: nox -s build -- --kernels {report.kernel_words}")
+    console.note("to take it back: git restore --staged --worktree patches wheel_matrix.toml CHANGES.md upstream; git clean -f patches")
     console.note("nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; then git add -A and git commit")
     console.done(f"The series stands on {report.new}.")
 
@@ -252,9 +271,12 @@ def _each(options: argparse.Namespace) -> None:
     runs = steps.each(patches, applied, options.run_command, BUILD / "tmp")
     if options.json:
         console.result([asdict(r) for r in runs])
-    if failed := next((r for r in runs[1:] if not r.passed and r.status != steps.UNTESTABLE), None):
-        raise SeriesError(f"{failed.patch} is the first prefix at which it fails (status {failed.status}).")
-    console.done(f"It passes after every one of the {len(patches.patches)} patches.")
+    if failed := next((r for r in runs if not r.passed and r.status != steps.UNTESTABLE), None):
+        what = "upstream itself, without any patch" if failed is runs[0] else failed.patch
+        raise SeriesError(f"it fails on {what} (status {failed.status}).")
+    if untested := [r.patch for r in runs if not r.passed]:
+        raise SeriesError(f"it could not be tested (125) on {', '.join(untested)}; it passes on the other {len(runs) - len(untested)}.")
+    console.done(f"It passes on upstream and after every one of the {len(patches.patches)} patches.")
 
 
 def _bisect(options: argparse.Namespace) -> None:
@@ -302,7 +324,7 @@ def add_commands(commands: Any) -> None:
 
     def add(name: str, run: Callable[[argparse.Namespace], None], text: str, more: str = "", *, needs_source: bool = True) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}".strip())
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=run, interrupted="interrupted; nothing was changed.")
         parser.add_argument("--json", action="store_true", help="print one JSON document on stdout; what is read by people goes to stderr")
         if needs_source:
             add_source(parser)
@@ -327,9 +349,10 @@ def add_commands(commands: Any) -> None:
         "Changes nothing. Outcomes: " + ", ".join(move.Outcome) + ".",
     )
     one.add_argument("versions", metavar="VERSION", nargs="*", help="a release, tag, commit or 'latest' (default: [releases] of wheel_matrix.toml)")
-    one.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    one.add_argument("--markdown", action="store_true", help="print a Markdown table (not with --json)")
 
     one = add("rebase", _rebase, "move the series to another release of upstream", "Stops where a person must look, and says what to do next.")
+    one.set_defaults(interrupted="interrupted; nox -s rebase -- --continue goes on, --abort drops it.")
     one.add_argument("version", metavar="VERSION", nargs="?", help="a release, a tag, a commit (of the submodule), or 'latest'")
     one.add_argument("--continue", dest="proceed", action="store_true", help="go on after a conflict was resolved, or after a run that was killed")
     one.add_argument("--skip", action="store_true", help="leave the patch out that stopped the rebase")
@@ -341,7 +364,7 @@ def add_commands(commands: Any) -> None:
         ("bisect", _bisect, "find the first patch with which a command fails"),
     ):
         one = add(name, run, text, "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: cannot be tested.")
-        one.add_argument("--run", dest="run_command", metavar="CMD", required=True, help="a shell command")
+        one.add_argument("--run", dest="run_command", metavar="CMD", type=_command, required=True, help="a shell command")
 
     add("timings", _timings, "time these commands beside git am and quilt")
     one = add("changes", _changes, "render CHANGES.md from the patches", needs_source=False)

@@ -260,7 +260,7 @@ def _conflict(space: Workspace, name: str) -> list[str]:
         block = lines[place:]
         base_at = next((i for i, line in enumerate(block) if line.startswith("||||||| ")), 0)
         first = next((line.strip() for line in block[:base_at] if line.strip()), "")
-        about = f"; {space.new_name} has '{first[:80]}'" if first else f"; {space.new_name} removed the lines"
+        about = f"; {space.new_name} has '{first if len(first) <= 100 else first[:99] + '…'}'" if first else f"; {space.new_name} removed the lines"
         evidence.append(f"{name}:{place}: conflict{about}")
     return evidence or [f"{name}: conflict"]
 

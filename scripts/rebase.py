@@ -8,14 +8,16 @@ keeps its guard.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts import affected, changes, console, guards, lint, move, pin, series
+from scripts import affected, changes, console, files, guards, lint, move, pin, series
 from scripts import matrix as matrix_model
 from scripts import tree as work_tree
 from scripts.errors import ActionNeeded, GuardError, SeriesError, UsageError
@@ -31,6 +33,7 @@ FORMAT = 1
 _GO_ON = "nox -s rebase -- --continue"
 _SKIP = "nox -s rebase -- --skip --reason 'WHY'"
 _ABORT = "nox -s rebase -- --abort"
+_WRITTEN = ("patches", "wheel_matrix.toml", "CHANGES.md")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class State:
     landed: dict[str, tuple[str, str]]
     done: tuple[Done, ...] = ()
     stopped: bool = False  # the next patch lies in the work tree for a person
-    finishing: bool = False  # patches/ may have been written
+    moved: dict[str, str] = field(default_factory=dict)  # the new patches, from when patches/ may have been written
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,7 @@ class Rebase:
     # --- state ---
 
     def _save(self, state: State) -> State:
-        aside = self._path.with_suffix(".part")
-        aside.write_text(json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n", encoding="utf-8")
-        aside.replace(self._path)
+        files.write(self._path, json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n")
         return state
 
     def load(self) -> State:
@@ -128,6 +129,14 @@ class Rebase:
         repository = Repository(self.source, SeriesError)
         return move.Workspace(repository, state.old_base, state.tip, state.new_base, state.old_pin["version"], state.new_pin["version"])
 
+    def _require_committed(self) -> None:
+        """What a rebase writes is to be in this repository's history first, so that git can take it back."""
+        repository = Repository(self.root, SeriesError)
+        if not repository.is_top_level():
+            return
+        if changed := repository.run("status", "--porcelain", "--", *_WRITTEN, writes=False).rstrip():
+            raise SeriesError(f"{self.root} has changes that are not committed:\n{changed}\nCommit them first, so that git can take the rebase back.")
+
     # --- commands ---
 
     def start(self, matrix: Matrix, patches: series.Series, checkout: Checkout, release: Release) -> Report:
@@ -136,8 +145,10 @@ class Rebase:
             raise UsageError(f"a rebase is under way: {_GO_ON}, {_SKIP}, or {_ABORT}.")
         if work_tree.pin_key(release.pin) == work_tree.pin_key(matrix.upstream):
             raise UsageError(f"the series stands on {release.name} already.")
-        shutil.rmtree(self.folder, ignore_errors=True)  # of a start that was killed
+        self._require_committed()
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
+        work_tree.sweep(self.folder)
         aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=self.folder.name + "."))
         try:
             space = move.workspace(aside / "source", patches, matrix.upstream, checkout, release)
@@ -160,19 +171,27 @@ class Rebase:
     def proceed(self) -> Report:
         """Go on, with what a person made of the patch that stopped it."""
         state = self.load()
-        if state.stopped:
+        if state.stopped or self._picking(state):
             state = self._take(state)
         elif len(state.done) < len(state.patches):
             self._clear(state)
         return self._walk(state)
 
+    def _picking(self, state: State) -> bool:
+        """Whether a kill came between a conflict and its record: a person may have worked on it since."""
+        if len(state.done) == len(state.patches):
+            return False
+        repository = Repository(self.source, SeriesError)
+        status, head, _ = repository.attempt("rev-parse", "--verify", "--quiet", "CHERRY_PICK_HEAD")
+        return status == 0 and head.strip() == self._next(state, self._space(state))[1]
+
     def skip(self, reason: str) -> Report:
         """Leave the patch out that stopped it; the reason goes into ``patches/series``."""
         state = self.load()
         if not state.stopped:
-            raise UsageError(f"no patch stopped the rebase; {_GO_ON}.")
+            raise UsageError(f"no patch stopped the rebase; {_GO_ON}, or {_ABORT}.")
         if not reason.strip():
-            raise UsageError("a patch is skipped for a reason: --reason 'upstream has it since …'.")
+            raise UsageError(f"a patch is skipped for a reason: {_SKIP}.")
         space = self._space(state)
         move.abandon(space)
         name, commit = self._next(state, space)
@@ -181,19 +200,32 @@ class Rebase:
         return self._walk(self._save(replace(state, done=(*state.done, done), stopped=False)))
 
     def abort(self) -> str:
-        """Drop the rebase; patches/ and the pin are as they were."""
+        """Drop the rebase; what it may have written by then is put back."""
         if not self.folder.exists():
             raise UsageError("no rebase is under way.")
-        try:
-            finishing = json.loads(self._path.read_text(encoding="utf-8")).get("finishing", False)
-        except (OSError, ValueError, AttributeError):
-            finishing = False  # damaged: there is nothing to finish from
-        if finishing:
-            raise UsageError(f"every patch has moved and patches/ is being written: {_GO_ON} finishes; git checkout takes it back.")
+        before = self.folder / "before"
+        kept = ""
+        if before.is_dir():
+            state = self.load()
+            if self._patches_now() in (state.patches, state.moved):
+                work_tree.write_folder(self.root / "patches", {n: (before / "patches" / n).read_bytes() for n in state.patches})
+                (self.root / "patches" / series.LISTING).write_bytes((before / "patches" / series.LISTING).read_bytes())
+                for name in _WRITTEN[1:]:
+                    if (before / name).is_file():
+                        files.write(self.root / name, (before / name).read_text(encoding="utf-8"))
+            else:
+                kept = " patches/ has changed since and was left alone: look at git diff."
+        self._remove()
+        return "The rebase is dropped; patches/ and wheel_matrix.toml are as they were." if not kept else f"The rebase is dropped.{kept}"
+
+    def _remove(self) -> None:
+        """The folder goes in one step, so that a kill leaves a rebase or none."""
         aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=self.folder.name + "."))
-        self.folder.replace(aside / "dropped")
+        self.folder.replace(aside / "gone")
         shutil.rmtree(aside)
-        return "The rebase is dropped; patches/ and wheel_matrix.toml are as they were."
+
+    def _patches_now(self) -> dict[str, str]:
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in (self.root / "patches").glob("*.patch")}
 
     # --- steps ---
 
@@ -220,15 +252,7 @@ class Rebase:
         name, _ = self._next(state, space)
         head = repository.resolve("HEAD")
         if work_tree.in_progress(self.source):
-            marked = [n for n in repository.run("diff", "--name-only", "--diff-filter=U", "-z", writes=False).split("\0") if n]
-            for file in marked:
-                path = self.source / file
-                lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-                if at := next((i for i, line in enumerate(lines, 1) if line.startswith(("<<<<<<< ", ">>>>>>> "))), None):
-                    raise ActionNeeded(f"{path}:{at}: a conflict of {name} is not resolved. Edit the file, then {_GO_ON}.")
-            repository.run("add", "--all")
-            if not repository.run("diff", "--cached", "--name-only", writes=False):
-                raise ActionNeeded(f"{name} would leave nothing. If that is right, say why: {_SKIP}.")
+            self._stage(repository, name)
             repository.run("-c", "core.editor=true", "cherry-pick", "--continue")
             head = repository.resolve("HEAD")
         elif repository.run("status", "--porcelain").strip():
@@ -239,7 +263,27 @@ class Rebase:
         parents = repository.run("log", "-1", "--format=%P", head, writes=False).split()
         if parents != [before]:
             raise ActionNeeded(f"{self.source}: HEAD is to be one commit, {name}, on {before[:12]}. Put it there (git rebase -i), then {_GO_ON}.")
+        if not repository.run("diff", "--name-only", before, head, writes=False):
+            raise ActionNeeded(f"{name}: the commit in {self.source} changes nothing. If that is right, say why: {_SKIP}.")
+        self._refuse_markers(repository, name, before, head)
         return self._save(replace(state, done=(*state.done, Done(name, "resolved", head)), stopped=False))
+
+    def _stage(self, repository: Repository, name: str) -> None:
+        """Add what a person resolved; refuse leftovers."""
+        repository.run("add", "--update")
+        loose = [line[3:] for line in repository.run("status", "--porcelain", "--untracked-files=all").splitlines() if line.startswith("??")]
+        if loose:
+            raise ActionNeeded(
+                f"{self.source} has files that git does not know: {', '.join(loose)}. Delete them, or git add them to {name}, then {_GO_ON}."
+            )
+        self._refuse_markers(repository, name, "--cached", "HEAD")
+        if not repository.run("diff", "--cached", "--name-only", writes=False):
+            raise ActionNeeded(f"{name} would leave nothing. If that is right, say why: {_SKIP}.")
+
+    def _refuse_markers(self, repository: Repository, name: str, *between: str) -> None:
+        _, report, _ = repository.attempt("diff", "--check", *between)
+        if places := re.findall(r"^(.+:\d+): leftover conflict marker", report, re.MULTILINE):
+            raise ActionNeeded(f"{self.source}/{places[0]}: a conflict of {name} is not resolved. Edit the file, then {_GO_ON}.")
 
     def _walk(self, state: State) -> Report:
         space = self._space(state)
@@ -293,22 +337,24 @@ class Rebase:
         new_pin = Upstream.model_validate(state.new_pin)
         if operation := work_tree.in_progress(self.source) or repository.run("status", "--porcelain").strip():
             raise ActionNeeded(f"{self.source} is not finished ({operation}); commit or finish it there, then {_GO_ON}.")
-        patches = work_tree.exported_patches(repository, state.new_base)
-        if not patches:
-            raise SeriesError(f"no patch is left; {_ABORT}.")
+        patches = self._exported(state, repository)
         self._gate(state, repository, patches)
         matrix = matrix_model.load(self.root / "wheel_matrix.toml")
-        now = {p.name: p.sha256 for p in series.read(folder).patches}
-        if not state.finishing and now != state.patches:
-            raise ActionNeeded(f"{folder} changed since the rebase began; put it back (git checkout {folder}), or {_ABORT}.")
-        state = self._save(replace(state, finishing=True))
+        moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
+        if self._patches_now() not in (state.patches, state.moved or state.patches):
+            raise ActionNeeded(f"{folder} changed since the rebase began; put it back (git checkout {folder}), then {_GO_ON}; or {_ABORT}.")
+        if not state.moved:
+            self._keep_before()
+        state = self._save(replace(state, moved=moved))
         dropped = [f"# not since {new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
         written = work_tree.write_folder(folder, patches, dropped)
         pin.write(matrix, new_pin)
         matrix, fresh = matrix_model.load(matrix.path), series.read(folder)
         changes.write(self.root / "CHANGES.md", changes.render(matrix, fresh))
         linked = pin.write_gitlink(self.root, new_pin)
-        range_diff = repository.run("range-diff", "--no-color", f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD", writes=False)
+        range_diff = repository.run(
+            "range-diff", "--no-color", "--creation-factor=90", f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD", writes=False
+        )
         touched = affected.kernels(repository, state.tip, repository.resolve("HEAD"))
         report = Report(
             state.old_pin["version"],
@@ -324,12 +370,35 @@ class Rebase:
         reports = self.root / "build/reports"
         reports.mkdir(parents=True, exist_ok=True)
         name = f"rebase-{report.old}-to-{report.new}.json"
-        (reports / f".{name}").write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-        (reports / f".{name}").replace(reports / name)
-        aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=self.folder.name + "."))
-        self.folder.replace(aside / "finished")
-        shutil.rmtree(aside)
+        files.write(reports / name, json.dumps(report.as_json(), indent=1) + "\n")
+        self._remove()
         return report
+
+    def _exported(self, state: State, repository: Repository) -> dict[str, bytes]:
+        """The moved patches; every one that was not skipped is among them."""
+        try:
+            patches = work_tree.exported_patches(repository, state.new_base)
+        except SeriesError as e:
+            raise ActionNeeded(f"{e}\n  amend it in {self.source} (git rebase -i {state.new_base[:12]}), then {_GO_ON}; or {_ABORT}") from e
+        expected = [d.patch for d in state.done if not d.reason]
+        if len(patches) != len(expected):
+            raise ActionNeeded(
+                f"{self.source} holds {len(patches)} commits on the new base, and {len(expected)} patches were moved: {', '.join(expected)}. "
+                f"Put them back (git reflog), then {_GO_ON}. A patch is left out by --skip, or after the rebase; or {_ABORT}."
+            )
+        if not patches:
+            raise SeriesError(f"no patch is left; {_ABORT}.")
+        return patches
+
+    def _keep_before(self) -> None:
+        """Copies of what the end of a rebase writes, for --abort."""
+        aside = Path(tempfile.mkdtemp(dir=self.folder, prefix="before."))
+        shutil.copytree(self.root / "patches", aside / "patches")
+        for name in _WRITTEN[1:]:
+            if (self.root / name).is_file():
+                shutil.copyfile(self.root / name, aside / name)
+        shutil.rmtree(self.folder / "before", ignore_errors=True)  # of a run that was killed before it wrote anything
+        aside.replace(self.folder / "before")
 
     def _gate(self, state: State, repository: Repository, patches: dict[str, bytes]) -> None:
         """Refuse a series that is malformed or whose guards do not discriminate."""

@@ -144,7 +144,8 @@ def find(matrix: Matrix, name: str, folder: Path, cache: Path, source: upstream.
         return _sdist(matrix, version, matrix.releases[version], "the sha256 in wheel_matrix.toml", cache)
     listed = on_index(distribution)
     if version not in listed:
-        raise UpstreamError(f"the package index has no sdist of {distribution} {version}; it has {', '.join(listed)}.")
+        newest = list(listed)[-8:]
+        raise UpstreamError(f"the package index has no sdist of {distribution} {version}; the newest of its {len(listed)} are {', '.join(newest)}.")
     sha256 = listed[version]
     if sha256 is None:
         raise UpstreamError(

@@ -128,6 +128,8 @@ def _files(path: Path, text: str, start: int) -> tuple[FileChange, ...]:
 def parse_patch(path: Path) -> Patch:
     """Read one patch; a SeriesError names line and fix of the first thing its header lacks."""
     text = text_of(path)
+    if "\r\n" in text.partition("\n\n")[0]:
+        raise SeriesError(f"{path}:1: lines end with carriage returns; write the file with line feeds (an editor, or core.autocrlf, changed them).")
     message = BytesParser(policy=email.policy.default).parsebytes(text.encode())
     subject = re.sub(r"^\[PATCH[^\]]*\] *", "", str(message["Subject"] or "").replace("\n", ""))
     if not subject:
@@ -218,7 +220,9 @@ def read(folder: Path) -> Series:
     entries, _ = listing(folder)
     named = {entry.name for entry in entries}
     if stray := sorted(p.name for p in folder.glob("*.patch") if p.name not in named):
-        raise SeriesError(f"{folder / LISTING}: does not name {', '.join(stray)}; add a line, or delete the file.")
+        raise SeriesError(
+            f"{folder / LISTING}: does not name {', '.join(stray)}; add a line, or delete the file (git clean {folder.name}, after a git checkout of other patches)."
+        )
     if not entries:
         raise SeriesError(f"{folder / LISTING}: names no patch.")
     return Series(folder, tuple(parse_patch(folder / entry.name) for entry in entries))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from scripts.tree import Tree
 
 UNTESTABLE = 125  # an exit status, as in git bisect run
+NOT_FOUND = 127
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ def _runner(series: Series, tree: Tree, command: str, folder: Path) -> Callable[
         # A shell, because that is what a user types. Its output goes to stderr: stdout is ours, for --json.
         done = subprocess.run(command, shell=True, cwd=folder, env=env, check=False, stdout=sys.stderr)  # noqa: S602
         result = Run(names[place], done.returncode, time.monotonic() - started)
+        if result.status == NOT_FOUND:
+            raise UsageError(f"{command!r}: the shell did not find the command (127).")
         verdict = "passes" if result.passed else "cannot be tested (125)" if result.status == UNTESTABLE else f"exits with {result.status}"
         console.note(f"{verdict}, {console.duration(result.seconds)}")
         return result
@@ -80,6 +83,8 @@ def bisect(series: Series, tree: Tree, command: str, build: Path) -> tuple[str |
         if runs[0].passed:
             return None, runs
         runs.append(run(0))
+        if runs[1].status == UNTESTABLE:
+            raise UsageError(f"{command!r} cannot be tested on upstream without any patch (125); there is no passing end to start from.")
         if not runs[1].passed:
             raise UsageError(f"{command!r} fails on upstream without any patch (status {runs[1].status}); no patch is to blame.")
         good, bad, untestable = 0, len(series.patches), set[int]()

@@ -15,11 +15,12 @@ import re
 import shutil
 import tempfile
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scripts import console, files, upstream
 from scripts import series as model
-from scripts import upstream
 from scripts.errors import SeriesError
 from scripts.git import Repository
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _MARKER = "series.json"  # in the repository's .git: what was applied
 _MARKER_FORMAT = 2
 _AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
-_KEEP_OR_DROP = "nox -s export writes commits to patches/; nox -s apply -- --reset throws away what is there"
+_KEEP_OR_DROP = "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, keeping its commits under refs/replaced"
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,7 @@ def _marker(root: Path) -> dict[str, Any] | None:
 
 
 def _write_marker(root: Path, facts: dict[str, Any]) -> None:
-    path = root / ".git" / _MARKER
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps({"format": _MARKER_FORMAT, **facts}) + "\n", encoding="utf-8")
-    aside.replace(path)
+    files.write(root / ".git" / _MARKER, json.dumps({"format": _MARKER_FORMAT, **facts}) + "\n")
 
 
 def _prove_exact(repository: Repository, path: Path) -> None:
@@ -111,8 +109,9 @@ def _work_at_stake(repository: Repository, marker: dict[str, Any]) -> str | None
     ahead = repository.run("log", "--format=    %h %s", head, "--branches", f"^{known}", writes=False)
     if ahead:
         return f"{root} has commits that are in no patch:\n{ahead}"
-    if stashed := repository.run("stash", "list", writes=False):
-        return f"{root} has stashes:\n{stashed}"
+    linked = "\n".join(f"    linked work tree {p.name}" for p in (root / ".git/worktrees").glob("*"))
+    if kept := f"{repository.run('stash', 'list', writes=False)}{linked}":
+        return f"{root} has stashes or linked work trees:\n{kept}"
     if head != known:
         count = len(repository.commits(head, known))
         return f"{root} lacks the last {count} of the commits that nox -s apply made (git reset?)"
@@ -145,6 +144,13 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
     return Tree(root, marker["base"], marker["commit"], digest, finished.resolve("HEAD:csrc"))
 
 
+def sweep(root: Path) -> None:
+    """Remove what killed runs left beside a folder: they make it aside, under its name and a random ending."""
+    for left in root.parent.glob(f"{root.name}.????????"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def make_base(root: Path, pin: Upstream, checkout: upstream.Checkout) -> str:
     """Make a repository of upstream's files as they are; the commit's id follows from them and the release's name."""
     upstream.materialise(checkout, root)
@@ -158,6 +164,16 @@ def base_of(pin: Upstream, checkout: upstream.Checkout) -> str:
     """The id of the commit that :func:`make_base` makes."""
     with tempfile.TemporaryDirectory(prefix="fa2-base-") as folder:
         return make_base(Path(folder) / "source", pin, checkout)
+
+
+def _keep(repository: Repository, old: Path) -> None:
+    """Take over the commits of the tree that is replaced, under refs/replaced: exported ones may be in no patch any more."""
+    place = f"refs/replaced/{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}"
+    status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), f"+HEAD:{place}/HEAD", f"+refs/heads/*:{place}/heads/*")
+    if status != 0:
+        raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
+    repository.attempt("fetch", "--quiet", "--no-tags", str(old), f"+refs/tags/*:{place}/tags/*", "+refs/replaced/*:refs/replaced/*")
+    console.note(f"{old} was of other patches and is replaced; its commits are kept there as {place}")
 
 
 def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path, *, of: int | None = None, reset: bool = False) -> Tree:
@@ -181,6 +197,7 @@ def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path
         return reused
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
+        sweep(root)
         aside = Path(tempfile.mkdtemp(dir=root.parent, prefix=root.name + "."))
     except OSError as e:
         raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
@@ -195,7 +212,10 @@ def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path
         commit, digest = repository.resolve("HEAD"), series.digest(base)
         facts = {"pin": pin_key(pin), "digest": digest, "base": base, "commit": commit, "of": of or len(series.patches)}
         _write_marker(work, {**facts, "patches": {p.name: p.sha256 for p in series.patches}})
-        shutil.rmtree(root, ignore_errors=True)
+        repository.run("tag", "base", base)
+        if root.exists():
+            _keep(repository, root)
+            shutil.rmtree(root)
         work.replace(root)
         return Tree(root, base, commit, digest, Repository(root, SeriesError).resolve("HEAD:csrc"))
     finally:
@@ -210,6 +230,8 @@ def format_patches(repository: Repository, base: str, target: Path, tip: str = "
     """
     for commit in repository.commits(base, tip):
         about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
+        if re.match(r"\w+ (fixup|squash|amend)! ", about):
+            raise SeriesError(f"{repository.root}: commit {about} is not folded into its patch yet: git rebase -i --autosquash base")
         if " " in repository.run("log", "-1", "--format=%P", commit, writes=False):
             raise SeriesError(f"{repository.root}: commit {about} is a merge; a series is a line (git rebase makes one).")
         if not repository.run("diff-tree", "--no-commit-id", "--name-only", commit, writes=False):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import __main__, kernels, toolchain, verify
+from scripts import __main__, files, kernels, toolchain, verify
 from scripts.errors import ToolchainError, UsageError, WheelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,8 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["rebase", "2.8.2", "--abort"], "say one of"),
         (["rebase", "--abort", "--reason", "x"], "--reason belongs to --skip"),
         (["each"], "--run"),
+        (["each", "--run", " "], "is empty"),
+        (["forecast", "--markdown", "--json"], "choose one"),
         (["build", "--jobs", "0"], "'0' is not a positive number"),
         (["build", "--python", "2.7"], "'2.7': choose from 3.10, 3.11, 3.12, 3.13, or 'all'"),
         (["build", "--target", "nothing-*"], "no target 'nothing-*'; it has"),
@@ -135,6 +138,36 @@ def test_no_git_on_path_is_an_error_in_our_words(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert "git is not installed, or not on PATH" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_error_is_the_document_of_json() -> None:
+    done = scripts("rebase", "--continue", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["exit_code"] == 2
+    assert "no rebase is under way" in json.loads(done.stdout)["error"]
+
+
+def test_a_second_run_on_the_series_waits_for_nobody(tmp_path: Path) -> None:
+    with files.alone(tmp_path), pytest.raises(UsageError, match="another run is working on the series"), files.alone(tmp_path):
+        pass
+    with files.alone(tmp_path):
+        pass
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("old")
+    with pytest.raises(TypeError):
+        files.write(tmp_path / "text", b"bytes")  # type: ignore[arg-type]
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("text", "old")]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"), [("each --run 'exit 125'", "could not be tested (125) on base, 0001"), ("each --run false", "fails on upstream itself")]
+)
+def test_each_does_not_call_passed_what_was_not(command: str, expected: str) -> None:
+    done = scripts(*shlex.split(command))
+    assert done.returncode == 6
+    assert expected in done.stderr
 
 
 def test_json_is_one_document_on_stdout_and_the_rest_goes_to_stderr() -> None:

@@ -87,7 +87,19 @@ def test_a_patch_without_a_guard_is_refused(make_series: Make, tmp_path: Path) -
         guards.run(whole, applied)
 
 
-@given(st.sampled_from(["symbol", "macro"]), st.from_regex(r"[A-Za-z_]\w{0,9}", fullmatch=True), st.from_regex(r"[\w./-]{1,20}", fullmatch=True))
+@pytest.mark.parametrize(
+    "text", ["symbol root in ../../etc/passwd", "symbol root in /etc/passwd", "signature 0 x fork in a.h", "test tests/guards/test_absent.py::test_x"]
+)
+def test_a_guard_that_can_guard_nothing_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no path within|always there|there is no"):
+        guards.parse(text)
+
+
+@given(
+    st.sampled_from(["symbol", "macro"]),
+    st.from_regex(r"[A-Za-z_]\w{0,9}", fullmatch=True),
+    st.from_regex(r"\w{1,9}(/\w{1,9}){0,3}\.h", fullmatch=True),
+)
 def test_a_guard_reads_back_as_it_is_written(kind: str, name: str, path: str) -> None:
     assert str(guards.parse(f"{kind} {name} in {path}")) == f"{kind} {name} in {path}"
 

@@ -45,8 +45,16 @@ def repository(make_series: Make, tmp_path: Path) -> Path:
     (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     loaded = matrix.load(root / "wheel_matrix.toml")
     changes.write(root / "CHANGES.md", changes.render(loaded, series.read(root / "patches")))
+    (root / ".gitignore").write_text("/build/\n/flag-*\n")
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
+    commit_all(root)
     return root
+
+
+def commit_all(root: Path) -> None:
+    git = ["git", "-C", str(root), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
+    subprocess.run([*git, "add", "--all"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "state"], check=True)
 
 
 def release(root: Path, new: dict[str, str], version: str = "9.9.9", **pin: str) -> Release:
@@ -240,6 +248,103 @@ def test_patches_that_changed_meanwhile_are_not_overwritten(repository: Path) ->
     with pytest.raises(ActionNeeded, match="changed since the rebase began"):
         resume(repository).proceed()
     assert snapshot(repository) == before
+
+
+def test_what_is_not_committed_is_not_rebased_over(repository: Path) -> None:
+    path = repository / "patches/0002-Add-a-header.patch"
+    path.write_text(path.read_text().replace("Because", "Since"))
+    with pytest.raises(SeriesError, match=r"not committed:\n M patches/0002-Add-a-header\.patch"):
+        start(repository, {"setup.py": "other\n"})
+    assert not (repository / "build/rebase").exists()
+
+
+def test_conflict_markers_that_were_added_are_no_resolution(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    source = repository / "build/rebase/source"
+    subprocess.run(["git", "-C", str(source), "add", "--all"], check=True)
+    with pytest.raises(ActionNeeded, match=rf"{LIB}:11: a conflict of 0001-.* is not resolved"):
+        resume(repository).proceed()
+    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid", "-c", "core.editor=true"]
+    subprocess.run([*git, "cherry-pick", "--continue"], check=True, capture_output=True)
+    with pytest.raises(ActionNeeded, match="is not resolved"):
+        resume(repository).proceed()
+
+
+def test_files_beside_a_resolution_do_not_get_into_the_patch(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    resolve(repository)
+    stray = repository / "build/rebase/source" / f"{LIB}.orig"
+    stray.write_text("x\n")
+    with pytest.raises(ActionNeeded, match=rf"does not know: {LIB}\.orig"):
+        resume(repository).proceed()
+    stray.unlink()
+    assert "orig" not in "".join(resume(repository).proceed().written)
+
+
+def test_an_empty_commit_is_no_resolution(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    source = repository / "build/rebase/source"
+    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
+    subprocess.run([*git, "cherry-pick", "--abort"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "nothing"], check=True)
+    with pytest.raises(ActionNeeded, match=r"changes nothing.*--skip"):
+        resume(repository).proceed()
+
+
+def test_patches_that_vanish_from_the_tree_are_missed(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    resolve(repository, "value_10 = ten + 0\n")
+    with pytest.raises(ActionNeeded, match="not yet good"):
+        resume(repository).proceed()
+    subprocess.run(["git", "-C", str(repository / "build/rebase/source"), "reset", "--quiet", "--hard", "HEAD~2"], check=True)
+    with pytest.raises(ActionNeeded, match="holds 1 commits on the new base, and 3 patches were moved"):
+        resume(repository).proceed()
+
+
+def test_a_message_without_trailers_is_told_with_the_way_on(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    resolve(repository)
+    source = repository / "build/rebase/source"
+    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
+    subprocess.run([*git, "add", "--update"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "Resolve"], check=True)
+    with pytest.raises(ActionNeeded, match=r"(?s)no trailer Upstream-Status.*--continue.*--abort"):
+        resume(repository).proceed()
+
+
+def test_work_on_a_conflict_outlives_a_kill_before_the_conflict_was_recorded(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    path = repository / "build/rebase/state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stopped": False}))
+    resolve(repository)
+    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
+
+
+@pytest.mark.parametrize("place", [9, 10])
+def test_a_rebase_that_was_killed_while_it_wrote_can_be_aborted(repository: Path, place: int) -> None:
+    before = snapshot(repository)
+    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, place)
+    assert (snapshot(repository) != before) == (place == 10)
+    assert "as they were" in resume(repository).abort()
+    assert snapshot(repository) == before
+    assert not (repository / "build/rebase").exists()
+
+
+def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Path) -> None:
+    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, 10)
+    path = repository / "patches/0002-Add-a-header.patch"
+    path.write_text(path.read_text().replace("Because", "Since"))
+    after = snapshot(repository)
+    with pytest.raises(ActionNeeded, match="changed since the rebase began"):
+        resume(repository).proceed()
+    assert "left alone" in resume(repository).abort()
+    assert snapshot(repository) == after
 
 
 def test_a_patch_that_lost_what_it_guards_is_refused_at_the_end_and_can_be_amended(repository: Path) -> None:

@@ -70,7 +70,7 @@ def test_the_pin_itself_keeps_its_commit(tmp_path: Path, index: None) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("7.7.7", r"has no sdist of flash-attn 7\.7\.7; it has 1\.0, 2\.8\.2"),
+        ("7.7.7", r"has no sdist of flash-attn 7\.7\.7; the newest of its 5 are 1\.0, 2\.8\.2"),
         ("1.0", r"gives no sha256 for flash-attn 1\.0; put its hash into \[releases\]"),
         ("main", "'main' is no version, and tags and commits need the submodule"),
     ],

@@ -54,6 +54,13 @@ def test_bisect_steps_over_what_cannot_be_tested(applied: tuple[series.Series, t
         steps.bisect(*applied, f"{skip_third} test ! -e flash_attn/part_4.py", tmp_path / "build")
 
 
+def test_bisect_tells_what_it_cannot_start_from(applied: tuple[series.Series, tree.Tree], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be tested on upstream"):
+        steps.bisect(*applied, "exit 125", tmp_path / "build")
+    with pytest.raises(UsageError, match="did not find the command"):
+        steps.bisect(*applied, "absent-command", tmp_path / "build")
+
+
 def test_bisect_of_what_always_passes_or_always_fails(applied: tuple[series.Series, tree.Tree], tmp_path: Path) -> None:
     assert steps.bisect(*applied, "true", tmp_path / "build")[0] is None
     with pytest.raises(UsageError, match="fails on upstream without any patch"):

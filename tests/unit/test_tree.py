@@ -185,7 +185,8 @@ def rebase_in_progress(root: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "expected"),
     [
-        (stash, r"has stashes:\n.*WIP"),
+        (stash, r"has stashes or linked work trees:\n.*WIP"),
+        (lambda root: user(root, "worktree", "add", "--detach", str(root.parent / "linked")), "linked work tree linked"),
         (branch, r"commits that are in no patch:\n.*Mine"),
         (rebase_in_progress, "in the middle of a rebase"),
         (lambda root: user(root, "reset", "--quiet", "--hard", "HEAD~1"), r"lacks the last 1 of the commits .*git reset"),
@@ -233,6 +234,60 @@ def test_a_pulled_series_replaces_an_untouched_tree(make_series: Make, tmp_path:
     applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     shorter = tree.apply(change_series(patches), PIN, checkout_of(BASE), tmp_path / "source")
     assert shorter.commit == Repository(applied.root, SeriesError).resolve("HEAD") != applied.commit
+
+
+def test_exported_commits_outlive_a_series_that_was_put_back(make_series: Make, tmp_path: Path) -> None:
+    """After export, git checkout in the repository above takes patches/ back; the tree has the only copy then."""
+    patches = make_series(*TWO)
+    before = content(patches)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    user(applied.root, "tag", "keep-me")
+    user(applied.root, "commit", "--quiet", "--amend", "-m", message("Add my header"))
+    tree.export(applied.root, patches)
+    exported = Repository(applied.root, SeriesError).resolve("HEAD")
+    for path in patches.iterdir():
+        path.unlink()
+    for name, data in before.items():
+        (patches / name).write_bytes(data)
+    tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root)
+    repository = Repository(applied.root, SeriesError)
+    kept = repository.run("for-each-ref", "--format=%(refname) %(objectname)", "refs/replaced", writes=False).splitlines()
+    assert [line.split()[1] for line in kept if line.split()[0].endswith("/HEAD")] == [exported]
+    assert [line for line in kept if "/tags/keep-me" in line]
+    tree.apply(series.read(patches).upto(1), PIN, checkout_of(BASE), applied.root, of=2)
+    assert exported in repository.run("for-each-ref", "--format=%(objectname)", "refs/replaced", writes=False), "kept from tree to tree"
+
+
+def test_what_killed_runs_left_beside_a_tree_is_swept(make_series: Make, tmp_path: Path) -> None:
+    (tmp_path / "source.abcd1234").mkdir()
+    tree.apply(series.read(make_series(*TWO)), PIN, checkout_of(BASE), tmp_path / "source")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["patches", "source"]
+
+
+def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_named(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    write_files(applied.root, {"setup.py": EDIT.replace("twenty", "XX")})
+    user(applied.root, "commit", "--quiet", "--all", "--fixup", "HEAD~1")
+    with pytest.raises(SeriesError, match=r"fixup! Change line 20 is not folded .*git rebase -i --autosquash base"):
+        tree.export(applied.root, patches)
+    env = {**os.environ, "GIT_SEQUENCE_EDITOR": "true"}
+    command = [
+        "git",
+        "-C",
+        str(applied.root),
+        "-c",
+        "user.name=U",
+        "-c",
+        "user.email=u@example.invalid",
+        "rebase",
+        "-q",
+        "-i",
+        "--autosquash",
+        "base",
+    ]
+    subprocess.run(command, check=True, env=env, capture_output=True)
+    assert tree.export(applied.root, patches).written == ("0001-Change-line-20.patch",)
 
 
 def test_export_does_not_undo_a_patch_that_changed_meanwhile(make_series: Make, tmp_path: Path) -> None:

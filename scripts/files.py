@@ -1,0 +1,40 @@
+"""Write a file whole or not at all; keep two runs out of each other's way."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from scripts.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file's content: written aside, then renamed; nothing stays behind when that fails."""
+    aside = path.with_name(path.name + ".part")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(build: Path) -> Iterator[None]:
+    """Be the only one that writes work trees under ``build``; the lock ends with the process.
+
+    Raises:
+        UsageError: another run holds it.
+    """
+    build.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(build / "series.lock", timeout=0)
+    try:
+        with lock:
+            yield
+    except Timeout as e:
+        raise UsageError(f"another run is working on the series ({lock.lock_file}); wait for it.") from e
