@@ -8,7 +8,6 @@ which must pass.
 from __future__ import annotations
 
 import functools
-import io
 import os
 import re
 import subprocess
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 from pygments.lexers import CudaLexer, PythonLexer
 from pygments.token import Comment, String
 
@@ -27,10 +28,17 @@ from scripts.git import Repository
 from scripts.process import last_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from scripts.series import Series
     from scripts.tree import Tree
 
-KINDS = "'symbol NAME in FILE', 'macro NAME in FILE', 'signature [N x] CODE in FILE' (N times or more) or 'test tests/guards/FILE.py::NAME'"
+    Compiler = Callable[[Path, str], Path]  # a tree and a file of it; the object
+
+KINDS = (
+    "'symbol NAME in FILE', 'macro NAME in FILE', 'signature [N x] CODE in FILE' (N times or more), "
+    "'compiled NAME in FILE' (of its object's symbols) or 'test tests/guards/FILE.py::NAME'"
+)
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -38,7 +46,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 class Guard:
     """One check."""
 
-    kind: str  # symbol, macro, signature, test
+    kind: str  # symbol, macro, signature, compiled, test
     what: str  # a name, code, or a pytest node
     path: str  # a file of the tree; of this repository for a test
     times: int = 1  # how often a signature is to be there
@@ -88,7 +96,7 @@ def parse(text: str) -> Guard:
         if not (_ROOT / match[1]).is_file():
             raise ValueError(f"there is no {match[1]}")
         return Guard("test", match[2], match[1])
-    if match := re.fullmatch(r"(symbol|macro) (\w+) in (\S+)", text):
+    if match := re.fullmatch(r"(symbol|macro|compiled) (\w+) in (\S+)", text):
         guard = Guard(match[1], match[2], match[3])
     elif match := re.fullmatch(r"signature (?:(\d+) x )?(\S.*) in (\S+)", text):
         guard = Guard("signature", match[2], match[3], int(match[1] or 1))
@@ -135,6 +143,33 @@ def check_file(guard: Guard, repository: Repository, commit: str) -> bool:
     return _holds(guard, code_of(guard.path, repository.read(f"{commit}:{guard.path}").decode("utf-8")))
 
 
+def check_compiled(guard: Guard, repository: Repository, commit: str, compiler: Compiler | None) -> bool:
+    """Whether the object that a file of this commit compiles to has a symbol with this name in it.
+
+    Raises:
+        GuardError: there is no compiler here.
+        CompileError: the file does not compile.
+    """
+    if compiler is None:
+        raise GuardError(f"guard {guard} needs a compiler, and this command has none.")
+    if guard.path not in repository.files(commit, "--", guard.path):
+        return False
+    with tempfile.TemporaryDirectory(prefix="fa2-guard-") as folder:
+        tree = Path(folder) / "tree"
+        _extract(repository, commit, repository.files(commit), tree)
+        with compiler(tree, guard.path).open("rb") as stream:
+            table = ELFFile(stream).get_section_by_name(".symtab")
+            return isinstance(table, SymbolTableSection) and any(guard.what in symbol.name for symbol in table.iter_symbols())
+
+
+def _extract(repository: Repository, commit: str, names: list[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="fa2-guard-") as folder:
+        archive = Path(folder) / "tree.tar"
+        repository.run("archive", "--format=tar", f"--output={archive}", commit, "--", *names, writes=False)
+        with tarfile.open(archive) as tar:
+            tar.extractall(target, filter="data")
+
+
 def check_test(guard: Guard, repository: Repository, commit: str) -> bool:
     """Whether a named test passes with ``--tree`` at a copy of this commit (without cutlass).
 
@@ -142,11 +177,7 @@ def check_test(guard: Guard, repository: Repository, commit: str) -> bool:
         GuardError: pytest neither passed nor failed: there is no such test, or it cannot start.
     """
     with tempfile.TemporaryDirectory(prefix="fa2-guard-") as folder:
-        archive = Path(folder) / "tree.tar"
-        names = [n for n in repository.files(commit) if not n.startswith("csrc/cutlass/")]
-        repository.run("archive", "--format=tar", f"--output={archive}", commit, "--", *names, writes=False)
-        with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
-            tar.extractall(Path(folder) / "tree", filter="data")
+        _extract(repository, commit, [n for n in repository.files(commit) if not n.startswith("csrc/cutlass/")], Path(folder) / "tree")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={_ROOT}", "-c", os.devnull]
         command += [f"{_ROOT / guard.path}::{guard.what}", f"--tree={Path(folder) / 'tree'}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_ROOT)
@@ -155,12 +186,13 @@ def check_test(guard: Guard, repository: Repository, commit: str) -> bool:
     return done.returncode == 0
 
 
-def run(series: Series, tree: Tree) -> list[Outcome]:
+def run(series: Series, tree: Tree, compiler: Compiler | None = None) -> list[Outcome]:
     """Run every guard of the series both ways.
 
     Args:
         series: the patches.
         tree: the whole series, applied.
+        compiler: compiles a file of a tree, for guards that ask for a compiled symbol.
 
     Raises:
         SeriesError: the tree is not of these patches.
@@ -180,8 +212,13 @@ def run(series: Series, tree: Tree) -> list[Outcome]:
                 guard = parse(text)
             except ValueError as e:
                 raise GuardError(f"{patch.name}: Guard {text!r}: {e}.") from e
-            check = check_test if guard.kind == "test" else check_file
-            outcomes.append(Outcome(patch.name, guard, *(check(guard, repository, c) for c in (before, commit, tree.commit))))
+
+            def check(at: str, guard: Guard = guard) -> bool:
+                if guard.kind == "compiled":
+                    return check_compiled(guard, repository, at, compiler)
+                return (check_test if guard.kind == "test" else check_file)(guard, repository, at)
+
+            outcomes.append(Outcome(patch.name, guard, *map(check, (before, commit, tree.commit))))
         before = commit
     return outcomes
 

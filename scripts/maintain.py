@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import platformdirs
 from packaging.version import Version
 from rich.table import Table
 
-from scripts import changes, console, files, guards, lint, matrix, move, releases, series, steps, timings, tree, upstream
+from scripts import changes, console, files, guards, kernels, lint, matrix, move, releases, series, steps, timings, toolchain, tree, upstream
 from scripts.errors import SeriesError, UpstreamError, UsageError
 from scripts.git import Repository
 from scripts.rebase import Rebase, Report
@@ -160,9 +161,18 @@ def _lint(options: argparse.Namespace) -> None:
     console.done("The series is well-formed.")
 
 
+def _compile(root: Path, path: str) -> Path:
+    """Compile one file of a tree as the default target does; its object."""
+    target = load().default()
+    tools = toolchain.assemble(target, f"{sys.version_info.major}.{sys.version_info.minor}", BUILD, cache=True)
+    plan = kernels.Plan(tree.Tree(root, "", "", "", ""), tools, target.kernels, target.architectures, root.parent / "build")
+    unit = kernels.Unit(path, plan.build / "guard.o", "nvcc" if path.endswith(".cu") else "cxx", 200, 6.5e9)
+    return kernels.compile_units(plan, [unit], 1).objects[0]
+
+
 def _guards(options: argparse.Namespace) -> None:
     patches, applied = apply(load(), options.source)
-    outcomes = guards.run(patches, applied)
+    outcomes = guards.run(patches, applied, _compile)
     if options.json:
         console.result([{**asdict(o), "guard": str(o.guard), "discriminates": o.discriminates} for o in outcomes])
     else:
@@ -211,7 +221,7 @@ def _markdown(patches: series.Series, found: dict[str, list[Move]]) -> str:
 
 
 def _rebase(options: argparse.Namespace) -> None:
-    rebase = Rebase(ROOT, BUILD / "rebase")
+    rebase = Rebase(ROOT, BUILD / "rebase", _compile)
     chosen = [bool(options.version), options.proceed, options.skip, options.abort]
     if sum(chosen) != 1:
         raise UsageError("say one of: VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --skip, --abort.")

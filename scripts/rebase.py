@@ -85,7 +85,8 @@ class Report:
 class Rebase:
     """One rebase, in its folder."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
+    def __init__(self, root: Path, folder: Path, compiler: guards.Compiler | None = None) -> None:
+        self._compiler = compiler
         self.root = root
         self.folder = folder
         self._path = folder / "state.json"
@@ -409,7 +410,7 @@ class Rebase:
             problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate)]
             try:
                 head = repository.resolve("HEAD")
-                guards.require(guards.run(moved, work_tree.Tree(self.source, state.new_base, head, "", "")))
+                guards.require(guards.run(moved, work_tree.Tree(self.source, state.new_base, head, "", ""), self._compiler))
             except GuardError as e:
                 problems += str(e).splitlines()
         if problems:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,24 @@ def test_a_named_test_sees_the_tree(make_series: Make, tmp_path: Path, monkeypat
     assert found.discriminates
     with pytest.raises(GuardError, match="pytest exited with"):
         outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_absent"))
+
+
+def test_a_compiled_symbol_is_looked_for_in_the_object(make_series: Make, tmp_path: Path) -> None:
+    source = "csrc/flash_attn/api.cpp"
+
+    def compiler(tree: Path, path: str) -> Path:
+        subprocess.run(["g++", "-c", str(tree / path), "-o", str(tree / "out.o")], check=True)
+        return tree / "out.o"
+
+    base = BASE | {source: "int api() { return 0; }\n"}
+    edit = ("Add a function", {source: base[source] + "int fork_answer() { return 42; } // fork_comment\n"})
+    for name, holds in (("fork_answer", True), ("fork_comment", False), ("api", False)):
+        whole = series.read(make_series((*edit, f"compiled {name} in {source}"), base=base))
+        applied = tree.apply(whole, PIN, checkout_of(base), tmp_path / "source")
+        (found,) = guards.run(whole, applied, compiler)
+        assert found.discriminates == holds
+    with pytest.raises(GuardError, match="needs a compiler"):
+        guards.run(whole, applied)
 
 
 def test_a_patch_without_a_guard_is_refused(make_series: Make, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +134,16 @@ def test_a_release_that_was_known_leaves_its_place_to_the_old_one(repository: Pa
     start(repository, {"setup.py": "other\n"}, version="2.8.2")
     loaded = matrix.load(repository / "wheel_matrix.toml")
     assert list(loaded.releases) == ["2.7.4.post1", "2.8.0.post2", "2.8.1", "2.8.3.post1", "2.8.3", "2.8.3.post2"]
+
+
+def test_a_hostile_git_configuration_changes_no_byte_of_a_rebase(repository: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(repository, other)
+    new = {LIB: "# new\n" + FILES[LIB]}
+    start(repository, new)
+    request.getfixturevalue("hostile_git")
+    start(other, new)
+    assert snapshot(other) == snapshot(repository)
 
 
 def test_a_known_commit_goes_into_the_pin_and_the_submodule(repository: Path) -> None:

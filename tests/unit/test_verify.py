@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts import matrix, series, tree, upstream, verify
+from scripts.errors import VerifyError, WheelError
+from tests.unit.conftest import BASE, checkout_of
+
+ROOT = Path(__file__).resolve().parents[2]
+EDIT = ("Change line 20", {"setup.py": BASE["setup.py"].replace("line 20\n", "line twenty\n")})
+MORE = ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def repository(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository like this one, of one patch, on an upstream of a few files."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    make_series(EDIT, folder=root)
+    (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
+    monkeypatch.setattr(upstream, "find", lambda pin, folder, cache: checkout_of(BASE))
+    git(root, "init", "--quiet")
+    commit(root)
+    return root
+
+
+def git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), "-c", "user.name=U", "-c", "user.email=u@example.invalid", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(root: Path) -> str:
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "state")
+    return git(root, "rev-parse", "HEAD")
+
+
+def facts(root: Path, tmp_path: Path) -> verify.Facts:
+    """What a wheel built from the repository as it is says of itself."""
+    patches = series.read(root / "patches")
+    applied = tree.apply(patches, matrix.load(root / "wheel_matrix.toml").upstream, checkout_of(BASE), tmp_path / "source")
+    told = {"digest": applied.digest, "base": applied.base, "patches": [{"name": p.name, "sha256": p.sha256} for p in patches.patches]}
+    return verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {"series": told})
+
+
+def test_a_wheel_of_the_series_here_is_known(repository: Path, tmp_path: Path) -> None:
+    assert verify.check_series(facts(repository, tmp_path), repository, tmp_path) == "this checkout"
+
+
+def test_a_wheel_of_an_earlier_commit_is_known_by_it(repository: Path, tmp_path: Path, make_series: Make) -> None:
+    old, first = facts(repository, tmp_path), git(repository, "rev-parse", "HEAD")
+    make_series(EDIT, MORE, folder=repository)
+    commit(repository)
+    assert verify.check_series(old, repository, tmp_path) == f"commit {first[:12]}"
+
+
+@pytest.mark.parametrize("lie", ["digest", "base", "patch"])
+def test_a_wheel_that_no_state_of_the_repository_gives_is_refused(repository: Path, tmp_path: Path, lie: str) -> None:
+    told = facts(repository, tmp_path)
+    if lie == "patch":
+        told.info["series"]["patches"][0]["sha256"] = "0" * 64
+    else:
+        told.info["series"][lie] = "0" * len(told.info["series"][lie])
+    with pytest.raises(VerifyError, match="no state of this repository gives its series"):
+        verify.check_series(told, repository, tmp_path)
+
+
+def test_a_wheel_without_a_series_is_damaged(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(WheelError, match="says nothing of its series"):
+        verify.check_series(verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {}), repository, tmp_path)
