@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from scripts import tree
 from scripts.errors import SeriesError
 from scripts.git import Repository
-from scripts.upstream import Checkout, Source
+from scripts.upstream import Checkout, PipConfig, Source
 
 HEADER = "csrc/cutlass/include/cutlass/cutlass.h"
 BASE = {HEADER: "// cutlass\n", "setup.py": "".join(f"line {i}\n" for i in range(1, 41)), "flash_attn/__init__.py": '__version__ = "2.8.3.post1"\n'}
@@ -30,6 +32,34 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
             continue
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+
+
+class PackageIndex:
+    """A package index on loopback: ``pages`` gives what a path is answered with, or None for the page that lists ``links``."""
+
+    def __init__(self, links: str, pages: Callable[[str], tuple[bytes, int] | None] = lambda path: None) -> None:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body, length = pages(self.path) or (links.encode(), len(links.encode()))
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.send_header("Content-Length", str(length))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def config(self) -> PipConfig:
+        return PipConfig(False, f"http://127.0.0.1:{self.server.server_port}/simple", (), (), ("127.0.0.1",), None, 10)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
 
 
 def checkout_of(files: dict[str, str]) -> Checkout:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import http.server
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from scripts.errors import UpstreamError
 from scripts.git import Repository
 from scripts.releases import find
 from scripts.upstream import Source
-from tests.unit.conftest import HEADER, write_files
+from tests.unit.conftest import HEADER, PackageIndex, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
@@ -22,29 +20,13 @@ VERSIONS = {"2.8.2": "a" * 64, "9.8.10": "b" * 64, "9.8.9": "c" * 64, "9.9.0rc1"
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package index on loopback that lists releases."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            names = [(f"flash_attn-{v}.tar.gz", f"#sha256={h}" if h else "") for v, h in VERSIONS.items()]
-            body = "".join(f'<a href="/files/{name}{anchor}">{name}</a>' for name, anchor in names).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    config = upstream.PipConfig(False, f"http://127.0.0.1:{server.server_port}/simple", (), (), ("127.0.0.1",), None, 10)
-    monkeypatch.setattr(upstream.PipConfig, "read", classmethod(lambda cls: config))
+    names = [(f"flash_attn-{v}.tar.gz", f"#sha256={h}" if h else "") for v, h in VERSIONS.items()]
+    served = PackageIndex("".join(f'<a href="/files/{name}{anchor}">{name}</a>' for name, anchor in names))
+    monkeypatch.setattr(upstream.PipConfig, "read", classmethod(lambda cls: served.config))
     # Fetching is test_upstream's matter.
     monkeypatch.setattr(upstream, "from_sdist", lambda pin, cache, why: upstream.Checkout(Source.SDIST, why, lambda target: None))
     yield
-    server.shutdown()
-    server.server_close()
+    served.close()
 
 
 def test_the_index_lists_releases_in_order_with_their_hashes(index: None) -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import io
 import subprocess
 import tarfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 
 from scripts import matrix, upstream
 from scripts.errors import UpstreamError
+from tests.unit.conftest import PackageIndex
 
 ROOT = Path(__file__).resolve().parents[2]
 PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
@@ -37,48 +36,27 @@ def pin(content: bytes) -> matrix.Upstream:
     return PIN.model_copy(update={"sdist_sha256": hashlib.sha256(content).hexdigest()})
 
 
-class Index:
-    """A package index on loopback that serves one sdist."""
+class Index(PackageIndex):
+    """A package index that serves one sdist, whole or cut off."""
 
     def __init__(self) -> None:
         self.content = GOOD
         self.cut: int | None = None
         self.requests = 0
-        outer = self
+        super().__init__('<a href="/files/flash_attn-2.8.3.post1.tar.gz">flash_attn-2.8.3.post1.tar.gz</a>', self.page)
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path.endswith(".tar.gz"):
-                    outer.requests += 1
-                    self.send_response(200)
-                    self.send_header("Content-Length", str(len(outer.content)))
-                    self.end_headers()
-                    self.wfile.write(outer.content[: outer.cut])
-                    return
-                body = b'<a href="/files/flash_attn-2.8.3.post1.tar.gz">flash_attn-2.8.3.post1.tar.gz</a>'
-                self.send_response(200)
-                self.send_header("Content-Type", "text/html")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def config(self) -> upstream.PipConfig:
-        return upstream.PipConfig(False, f"http://127.0.0.1:{self.server.server_port}/simple", (), (), ("127.0.0.1",), None, 10)
+    def page(self, path: str) -> tuple[bytes, int] | None:
+        if not path.endswith(".tar.gz"):
+            return None
+        self.requests += 1
+        return self.content[: self.cut], len(self.content)
 
 
 @pytest.fixture
 def index() -> Iterator[Index]:
     served = Index()
     yield served
-    served.server.shutdown()
-    served.server.server_close()
+    served.close()
 
 
 def test_the_sdist_is_fetched_once_and_kept(tmp_path: Path, index: Index) -> None:
