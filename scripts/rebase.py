@@ -204,20 +204,29 @@ class Rebase:
         """Drop the rebase; what it may have written by then is put back."""
         if not self.folder.exists():
             raise UsageError("no rebase is under way.")
-        before = self.folder / "before"
-        kept = ""
-        if before.is_dir():
-            state = self.load()
-            if self._patches_now() in (state.patches, state.moved):
-                work_tree.write_folder(self.root / "patches", {n: (before / "patches" / n).read_bytes() for n in state.patches})
-                (self.root / "patches" / series.LISTING).write_bytes((before / "patches" / series.LISTING).read_bytes())
-                for name in _WRITTEN[1:]:
-                    if (before / name).is_file():
-                        files.write(self.root / name, (before / name).read_text(encoding="utf-8"))
-            else:
-                kept = " patches/ has changed since and was left alone: look at git diff."
+        left_alone = (self.folder / "before").is_dir() and not self._put_back()
         self._remove()
-        return "The rebase is dropped; patches/ and wheel_matrix.toml are as they were." if not kept else f"The rebase is dropped.{kept}"
+        if left_alone:
+            return (
+                "The rebase is dropped. What it had begun to write has changed since, or its state is damaged, and was left alone: look at git diff."
+            )
+        return "The rebase is dropped; patches/ and wheel_matrix.toml are as they were."
+
+    def _put_back(self) -> bool:
+        """Undo what the end of a rebase wrote, unless somebody changed it since."""
+        before, folder = self.folder / "before", self.root / "patches"
+        try:
+            state = self.load()
+        except SeriesError:
+            return False
+        if self._patches_now() not in (state.patches, state.moved):
+            return False
+        work_tree.write_folder(folder, {name: (before / "patches" / name).read_bytes() for name in state.patches})
+        files.write(folder / series.LISTING, series.text_of(before / "patches" / series.LISTING))
+        for name in _WRITTEN[1:]:
+            if (before / name).is_file():
+                files.write(self.root / name, (before / name).read_text(encoding="utf-8"))
+        return True
 
     def _remove(self) -> None:
         """The folder goes in one step, so that a kill leaves a rebase or none."""
@@ -326,8 +335,8 @@ class Rebase:
         old, new = state.old_pin["commit"], state.new_pin["commit"]
         if not upstream.root.is_dir() or not upstream.is_top_level() or any(upstream.attempt("cat-file", "-e", c)[0] for c in (old, new)):
             return []
-        files = sorted({line.split(":")[0].split(" ")[0] for line in judged.evidence if "/" in line.split(":")[0]})
-        log = upstream.run("log", "--oneline", "--no-decorate", f"{old}..{new}", "--", *files, writes=False) if files else ""
+        touched = sorted({line.split(":")[0].split(" ")[0] for line in judged.evidence if "/" in line.split(":")[0]})
+        log = upstream.run("log", "--oneline", "--no-decorate", f"{old}..{new}", "--", *touched, writes=False) if touched else ""
         return ["  upstream's commits on these files:"] + ["    " + line for line in log.splitlines()] if log else []
 
     # --- the end ---

@@ -356,6 +356,15 @@ def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Pa
         resume(repository).proceed()
     assert "left alone" in resume(repository).abort()
     assert snapshot(repository) == after
+    assert not resume(repository).folder.exists()
+
+
+def test_a_rebase_that_was_killed_while_it_wrote_and_lost_its_state_can_be_dropped(repository: Path) -> None:
+    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, 10)
+    after = snapshot(repository)
+    (repository / "build/rebase/state.json").write_text("{")
+    assert "left alone" in resume(repository).abort()
+    assert snapshot(repository) == after
 
 
 def test_a_patch_that_lost_what_it_guards_is_refused_at_the_end_and_can_be_amended(repository: Path) -> None:
