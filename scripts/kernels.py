@@ -2,7 +2,8 @@
 
 A build folder is named by the digest of everything that its objects depend on, so a finished object is
 never stale and an interrupted build goes on where it stopped. Commands run in the source tree with
-relative paths: the preprocessed text, and so the compile cache's key, is the same in every clone.
+relative paths, so that what is compiled names its files alike everywhere. The compile cache serves a clone
+again; another clone misses it, because some of nvcc's steps carry absolute paths into the cache's key.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def _cache_server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[
         socket = Path(folder) / "socket"
         env = {
             "SCCACHE_SERVER_UDS": str(socket),
-            # Paths below the clone are not part of the key, so another clone finds the same objects.
+            # Keeps the clone's path out of the preprocessed text; nvcc's later steps still have it in their key.
             "SCCACHE_BASEDIRS": str(root),
             "SCCACHE_IDLE_TIMEOUT": "0",
         }
