@@ -104,7 +104,9 @@ class Repository:
         return repository
 
     def is_top_level(self) -> bool:
-        """Whether this folder is a repository itself, rather than a folder inside one."""
+        """Whether this folder is there and a repository itself, rather than a folder inside one."""
+        if not self.root.is_dir():
+            return False
         status, out, _ = self._execute("rev-parse", "--show-toplevel")
         return status == 0 and Path(out).resolve() == self.root
 
@@ -140,6 +142,15 @@ class Repository:
     def commits(self, base: str, tip: str = "HEAD") -> list[str]:
         """The commits after ``base`` up to ``tip``, oldest first."""
         return self.run("rev-list", "--reverse", "--topo-order", f"{base}..{tip}", writes=False).split()
+
+    def discard(self, commit: str = "HEAD") -> None:
+        """Make the work tree this commit's, whatever lies in it."""
+        self.run("reset", "--quiet", "--hard", commit)
+        self.run("clean", "--quiet", "--force", "-d", "-x")
+
+    def diff_of(self, commit: str) -> bytes:
+        """A commit's diff alone, with renamed files as one gone and one new."""
+        return self.raw("show", "--format=", "--no-renames", "--no-ext-diff", commit)
 
     def attempt(self, *arguments: str) -> tuple[int, str, str]:
         """Run git and return status, standard output and standard error, whatever they are."""

@@ -89,7 +89,9 @@ def _header(path: Path, patch: series.Patch, lines: list[str]) -> Iterator[Probl
         yield Problem(path, at, "the subject ends with a full stop; drop it.")
     if len(patch.body.split()) < WORDS_OF_WHY:
         yield Problem(
-            path, at, "the message does not say why; a patch is prose first: what upstream does, why that is wrong for us, how it was proved."
+            path,
+            at,
+            f"the message does not say why (it has fewer than {WORDS_OF_WHY} words): what upstream does, why that is wrong for us, how it was proved.",
         )
     trailer = next((i for i, line in enumerate(lines, 1) if line.startswith("Upstream-Status:")), at)
     if not patch.guards:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,13 +95,18 @@ def _apply(options: argparse.Namespace) -> None:
         console.result({"root": str(applied.root), "base": applied.base, "commit": applied.commit, "digest": applied.digest, "patches": names})
 
 
+def _files(done: tree.Exported | Report) -> str:
+    """The files of patches/ that were written and removed, in words; empty for none."""
+    return "; ".join(f"{verb} {', '.join(names)}" for verb, names in (("wrote", done.written), ("removed", done.removed)) if names)
+
+
 def _export(options: argparse.Namespace) -> None:
     if options.check and not SOURCE.exists():
         apply(load(), upstream.Source.AUTO)
     with files.alone(BUILD):
         done = tree.export(SOURCE, PATCHES, check=options.check)
-    parts = [f"{verb} {', '.join(names)}" for verb, names in (("wrote", done.written), ("removed", done.removed)) if names]
-    console.done("; ".join(parts) + ". Next: nox -s lint, nox -s guards, nox -s changes." if parts else "patches/ is what build/source says.")
+    written = _files(done)
+    console.done(f"{written}. Next: nox -s lint, nox -s guards, nox -s changes." if written else "patches/ is what build/source says.")
     if options.json:
         console.result(asdict(done))
 
@@ -164,7 +168,7 @@ def _lint(options: argparse.Namespace) -> None:
 def _compile(root: Path, path: str) -> Path:
     """Compile one file of a tree as the default target does; its object."""
     target = load().default()
-    tools = toolchain.assemble(target, f"{sys.version_info.major}.{sys.version_info.minor}", BUILD, cache=True)
+    tools = toolchain.assemble(target, toolchain.check_python(target, None), BUILD, cache=True)
     plan = kernels.Plan(tree.Tree(root, "", "", "", ""), tools, target.kernels, target.architectures, root.parent / "build")
     unit = kernels.Unit(path, plan.build / "guard.o", "nvcc" if path.endswith(".cu") else "cxx", 200, 6.5e9)
     return kernels.compile_units(plan, [unit], 1).objects[0]
@@ -191,7 +195,7 @@ def _forecast(options: argparse.Namespace) -> None:
     checkout = find(loaded, options.source)
     names = options.versions or list(loaded.releases)
     git = Repository(ROOT / "upstream", UpstreamError)
-    has_git = git.root.is_dir() and git.is_top_level()
+    has_git = git.is_top_level()
     found: dict[str, list[Move]] = {}
     for release in [releases.find(loaded, name, ROOT / "upstream", cache(), options.source) for name in names]:
         console.step(f"Forecast for {release.name} ({release.how})")
@@ -265,8 +269,7 @@ def _tell(report: Report) -> None:
     console.step("What changed in the patches themselves (git range-diff, old against new)")
     for line in report.range_diff.splitlines():
         console.note(line)
-    changed = [f"{verb} {', '.join(names)}" for verb, names in (("wrote", report.written), ("removed", report.removed)) if names]
-    console.note(f"patches/: {'; '.join(changed) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name {report.new}")
+    console.note(f"patches/: {_files(report) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name {report.new}")
     console.note(report.submodule)
     console.step("Next")
     if report.kernels:
@@ -342,7 +345,9 @@ def add_commands(commands: Any) -> None:
 
     one = add("apply", _apply, "apply the series to upstream in build/source, as commits", "Exact: no fuzz, no offset.")
     one.add_argument("--to", metavar="PATCH", help="stop after this patch (a number, a file name, or a part of one)")
-    one.add_argument("--reset", action="store_true", help="throw away whatever build/source holds")
+    one.add_argument(
+        "--reset", action="store_true", help="throw away whatever build/source holds (commits of a tree that apply made stay under refs/replaced)"
+    )
 
     one = add("export", _export, "write the commits of build/source back to patches/", needs_source=False)
     one.add_argument("--check", action="store_true", help="write nothing; fail where patches/ is not what build/source says")

@@ -96,7 +96,7 @@ def needs(repository: Repository, commits: Sequence[str]) -> dict[str, frozenset
     made: dict[str, str] = {}
     found: dict[str, frozenset[str]] = {}
     for commit in commits:
-        parsed = PatchSet(repository.run("show", "--format=", "--no-renames", commit, writes=False) + "\n")
+        parsed = PatchSet(repository.diff_of(commit).decode("utf-8"))
         mine: set[str] = set()
         for file in parsed:
             if file.is_added_file:
@@ -122,7 +122,7 @@ def needs(repository: Repository, commits: Sequence[str]) -> dict[str, frozenset
 def _patch_files(repository: Repository, commit: str, folder: Path) -> tuple[Path, list[Path]]:
     """A commit's diff as one file, and each of its substantial hunks as one."""
     whole = folder / f"{commit}.diff"
-    whole.write_text(repository.run("show", "--format=", "--no-renames", commit, writes=False) + "\n", encoding="utf-8")
+    whole.write_bytes(repository.diff_of(commit))
     hunks: list[Path] = []
     for file in PatchSet(whole.read_text(encoding="utf-8")):
         header = str(file).split("\n@@", 1)[0]
@@ -159,8 +159,7 @@ def landed(space: Workspace, patches: Sequence[Patch]) -> dict[str, tuple[Outcom
             if there:
                 evidence = f"{there} of its {len(hunks)} hunks reverse-apply to {space.new_name}"
                 found[patch.name] = (Outcome.LANDED_MODIFIED if 2 * there > len(hunks) else Outcome.CONFLICT, evidence)
-    repository.run("reset", "--quiet", "--hard", space.new_base)
-    repository.run("clean", "--quiet", "--force", "-d", "-x")
+    repository.discard(space.new_base)
     return found
 
 
@@ -180,7 +179,7 @@ def landed_in(upstream: Repository, space: Workspace, old: str, new: str) -> dic
 def _patch_id(repository: Repository, commit: str) -> str:
     with tempfile.TemporaryDirectory(prefix="fa2-id-") as folder:
         diff = Path(folder) / "diff"
-        diff.write_bytes(repository.raw("show", "--format=", "--no-renames", "--no-ext-diff", commit))
+        diff.write_bytes(repository.diff_of(commit))
         return repository.run("patch-id", "--stable", writes=False, stdin=diff).split(" ")[0]
 
 
@@ -220,10 +219,10 @@ def _offsets(repository: Repository, commit: str) -> list[str]:
     """Why a commit's diff does not apply exactly to HEAD; empty when it does."""
     with tempfile.TemporaryDirectory(prefix="fa2-exact-") as folder:
         path = Path(folder) / "diff"
-        path.write_bytes(repository.raw("show", "--format=", "--no-renames", commit))
-        status, out, err = repository.attempt("apply", "--check", "--verbose", "--whitespace=nowarn", str(path))
+        path.write_bytes(repository.diff_of(commit))
+        status, report = work_tree.try_patch(repository, path)
     file, lines = "", []
-    for line in f"{out}\n{err}".splitlines():
+    for line in report.splitlines():
         if match := re.match(r"Checking patch (\S+?)(?: =>.*)?\.\.\.", line):
             file = match[1]
         elif match := re.match(r"Hunk #(\d+) succeeded at (\d+) \(offset (-?\d+) lines?\)", line):
@@ -237,9 +236,10 @@ def _gone(space: Workspace, commit: str) -> tuple[list[str], list[str]]:
     """Files a commit changes that the new base has under another name, or not at all."""
     repository = space.repository
     touched = set(repository.run("diff-tree", "--no-commit-id", "-r", "--name-only", "--diff-filter=MD", commit, writes=False).split("\n")) - {""}
-    there = set(repository.files(space.new_base))
-    first = set(repository.files(space.old_base))
-    missing = [name for name in sorted(touched & first) if name not in there]
+    if not touched:
+        return [], []
+    there, first = (set(repository.files(base, "--", *touched)) for base in (space.new_base, space.old_base))
+    missing = sorted(first - there)
     if not missing:
         return [], []
     listing = repository.run("diff", "--find-renames=40%", "--diff-filter=R", "--name-status", space.old_base, space.new_base, writes=False)
@@ -268,8 +268,7 @@ def _conflict(space: Workspace, name: str) -> list[str]:
 def abandon(space: Workspace) -> None:
     """Undo a pick that did not finish."""
     space.repository.attempt("cherry-pick", "--abort")
-    space.repository.run("reset", "--quiet", "--hard", "HEAD")
-    space.repository.run("clean", "--quiet", "--force", "-d", "-x")
+    space.repository.discard()
 
 
 # --- the whole series, without stopping ---

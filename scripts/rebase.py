@@ -62,6 +62,10 @@ class State:
     stopped: bool = False  # the next patch lies in the work tree for a person
     moved: dict[str, str] = field(default_factory=dict)  # the new patches, from when patches/ may have been written
 
+    def as_text(self) -> str:
+        """What state.json holds."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -100,7 +104,7 @@ class Rebase:
     # --- state ---
 
     def _save(self, state: State) -> State:
-        files.write(self._path, json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n")
+        files.write(self._path, state.as_text())
         return state
 
     def load(self) -> State:
@@ -117,7 +121,7 @@ class Rebase:
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise SeriesError(f"{self._path} is damaged ({e}); {_ABORT} drops the rebase, patches/ is untouched.") from e
         repository = Repository(self.source, SeriesError)
-        if not self.source.is_dir() or not repository.is_top_level():
+        if not repository.is_top_level():
             raise SeriesError(f"{self.source} is gone; {_ABORT} drops the rebase, patches/ is untouched.")
         for what, commit in (("the old base", state.old_base), ("the new base", state.new_base), ("the old series", state.tip)):
             if repository.attempt("cat-file", "-e", f"{commit}^{{commit}}")[0] != 0:
@@ -163,7 +167,7 @@ class Rebase:
                 {p.name: p.sha256 for p in patches.patches},
                 there,
             )
-            (aside / "state.json").write_text(json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n", encoding="utf-8")
+            files.write(aside / self._path.name, state.as_text())
             aside.replace(self.folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -219,7 +223,7 @@ class Rebase:
             state = self.load()
         except SeriesError:
             return False
-        if self._patches_now() not in (state.patches, state.moved):
+        if series.digests(folder) not in (state.patches, state.moved):
             return False
         work_tree.write_folder(folder, {name: (before / "patches" / name).read_bytes() for name in state.patches})
         files.write(folder / series.LISTING, series.text_of(before / "patches" / series.LISTING))
@@ -233,9 +237,6 @@ class Rebase:
         aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=self.folder.name + "."))
         self.folder.replace(aside / "gone")
         shutil.rmtree(aside)
-
-    def _patches_now(self) -> dict[str, str]:
-        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in (self.root / "patches").glob("*.patch")}
 
     # --- steps ---
 
@@ -252,8 +253,7 @@ class Rebase:
         repository = Repository(self.source, SeriesError)
         (self.source / ".git/index.lock").unlink(missing_ok=True)
         repository.attempt("cherry-pick", "--quit")
-        repository.run("reset", "--quiet", "--hard", self._head(state))
-        repository.run("clean", "--quiet", "--force", "-d", "-x")
+        repository.discard(self._head(state))
 
     def _take(self, state: State) -> State:
         """Record what a person made of the next patch."""
@@ -333,7 +333,7 @@ class Rebase:
         """Upstream's commits between the two releases on the files in question, where git has both."""
         upstream = Repository(self.root / "upstream", SeriesError)
         old, new = state.old_pin["commit"], state.new_pin["commit"]
-        if not upstream.root.is_dir() or not upstream.is_top_level() or any(upstream.attempt("cat-file", "-e", c)[0] for c in (old, new)):
+        if not upstream.is_top_level() or any(upstream.attempt("cat-file", "-e", c)[0] for c in (old, new)):
             return []
         touched = sorted({line.split(":")[0].split(" ")[0] for line in judged.evidence if "/" in line.split(":")[0]})
         log = upstream.run("log", "--oneline", "--no-decorate", f"{old}..{new}", "--", *touched, writes=False) if touched else ""
@@ -351,7 +351,7 @@ class Rebase:
         self._gate(state, repository, patches)
         matrix = matrix_model.load(self.root / "wheel_matrix.toml")
         moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
-        if self._patches_now() not in (state.patches, state.moved or state.patches):
+        if series.digests(folder) not in (state.patches, state.moved or state.patches):
             raise ActionNeeded(f"{folder} changed since the rebase began; put it back (git checkout {folder}), then {_GO_ON}; or {_ABORT}.")
         if not state.moved:
             self._keep_before()

@@ -63,7 +63,8 @@ def _sdist(matrix: Matrix, version: str, sha256: str, how: str, cache: Path) -> 
 
 def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
     """A tag or commit of the submodule, fetched where it is not there; None when there is no such thing."""
-    if not folder.is_dir() or not (repository := Repository(folder, UpstreamError)).is_top_level():
+    repository = Repository(folder, UpstreamError)
+    if not repository.is_top_level():
         return None
     candidates = [name, f"v{name}"]
     resolved = _commit(repository, candidates)
@@ -82,7 +83,7 @@ def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
         raise UpstreamError(f"{name} of {folder.name} has no submodule {upstream.CUTLASS}; the series cannot be moved there.")
     cutlass = entry[2]
     headers = Repository(folder / upstream.CUTLASS, UpstreamError)
-    if not headers.root.is_dir() or not headers.is_top_level():
+    if not headers.is_top_level():
         raise UpstreamError(f"{folder.name}/{upstream.CUTLASS} is not initialised (git -C upstream submodule update --init {upstream.CUTLASS}).")
     if _commit(headers, [cutlass]) is None:
         headers.attempt("fetch", "--quiet", "origin", cutlass)

@@ -175,13 +175,23 @@ class Entry:
     after: str  # a comment in the same line, with the space before it
 
 
+def name_in(line: str) -> str:
+    """The file name in a line of ``series``; empty for a comment."""
+    return line.partition("#")[0].strip()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The sha256 of every patch that lies in a folder, whatever ``series`` names, by file name."""
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.glob("*.patch")}
+
+
 def listing(folder: Path) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     """The entries of ``series``, and the comments after the last."""
     path = folder / LISTING
     entries: list[Entry] = []
     above: list[str] = []
     for number, line in enumerate(text_of(path).splitlines(), 1):
-        name = line.partition("#")[0].strip()
+        name = name_in(line)
         if not name:
             above.append(line.rstrip())
             continue

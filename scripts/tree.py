@@ -8,7 +8,6 @@ tree is never thrown away unasked.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import re
@@ -82,14 +81,23 @@ def _marker(root: Path) -> dict[str, Any] | None:
         return None
 
 
-def _write_marker(root: Path, facts: dict[str, Any]) -> None:
-    files.write(root / ".git" / _MARKER, json.dumps({"format": _MARKER_FORMAT, **facts}) + "\n")
+def _write_marker(root: Path, pin: str, series: Series, base: str, commit: str, of: int) -> str:
+    """Note what a tree is made of; the series' digest."""
+    digest, patches = series.digest(base), {p.name: p.sha256 for p in series.patches}
+    facts = {"format": _MARKER_FORMAT, "pin": pin, "digest": digest, "base": base, "commit": commit, "of": of, "patches": patches}
+    files.write(root / ".git" / _MARKER, json.dumps(facts) + "\n")
+    return digest
+
+
+def try_patch(repository: Repository, path: Path) -> tuple[int, str]:
+    """Whether git could apply a patch to the work tree, as an exit status, and what it says of each hunk; nothing is changed."""
+    status, out, err = repository.attempt("apply", "--check", "--verbose", "--whitespace=nowarn", str(path))
+    return status, f"{out}\n{err}"
 
 
 def _prove_exact(repository: Repository, path: Path) -> None:
     """``git am`` takes a hunk that moved; we do not: it may have moved into another function."""
-    status, out, err = repository.attempt("apply", "--check", "--verbose", "--whitespace=nowarn", str(path))
-    report = f"{out}\n{err}"
+    status, report = try_patch(repository, path)
     if "Skipped patch" in report:
         raise SeriesError(f"{path.name}: git skipped it: {repository.root} is inside another repository.")
     offsets = re.findall(r"^Hunk #\d+ succeeded at .*$", report, re.MULTILINE)
@@ -129,7 +137,7 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
     if not root.exists():
         return None
     finished = Repository(root, SeriesError)
-    marker = _marker(root) if root.is_dir() else None
+    marker = _marker(root)
     if marker is None or not finished.is_top_level():
         if reset and (root / ".git").is_dir():
             return None
@@ -209,9 +217,8 @@ def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path
             path = (series.folder / patch.name).resolve()
             _prove_exact(repository, path)
             repository.run(*_AM, str(path))
-        commit, digest = repository.resolve("HEAD"), series.digest(base)
-        facts = {"pin": pin_key(pin), "digest": digest, "base": base, "commit": commit, "of": of or len(series.patches)}
-        _write_marker(work, {**facts, "patches": {p.name: p.sha256 for p in series.patches}})
+        commit = repository.resolve("HEAD")
+        digest = _write_marker(work, pin_key(pin), series, base, commit, of or len(series.patches))
         repository.run("tag", "base", base)
         if root.exists():
             _keep(repository, root)
@@ -326,7 +333,7 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
             changed since the tree was applied; with ``check``, a difference.
     """
     repository = Repository(root, SeriesError)
-    if not root.is_dir() or not repository.is_top_level():
+    if not repository.is_top_level():
         raise SeriesError(f"{root} is no work tree of the series; nox -s apply makes it.")
     if operation := in_progress(root):
         raise SeriesError(f"{root} is in the middle of a {operation}; finish it there (git status tells how), or abort it.")
@@ -352,7 +359,7 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         return Exported((), ())
     if check:
         raise SeriesError(f"{folder} is not what {root} says: {', '.join(different)}. Run nox -s export, or nox -s apply.")
-    now = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.glob("*.patch")}
+    now = model.digests(folder)
     if moved := sorted(name for name in now.keys() | marker["patches"].keys() if now.get(name) != marker["patches"].get(name)):
         raise SeriesError(
             f"{folder} changed since {root} was applied from it: {', '.join(moved)}. Exporting would undo that. Keep your commits "
@@ -379,5 +386,4 @@ def _remember(repository: Repository, marker: dict[str, Any], folder: Path, patc
             raise SeriesError(f"{folder}: the patches do not give the files of {repository.root}; this is a fault of export.")
         repository.run("update-ref", "-m", "export: the same files with the series' own dates", "HEAD", applied)
         head = applied
-    facts = {"pin": marker["pin"], "digest": series.digest(base), "base": base, "commit": head}
-    _write_marker(repository.root, {**facts, "of": len(patches), "patches": {p.name: p.sha256 for p in series.patches}})
+    _write_marker(repository.root, marker["pin"], series, base, head, len(patches))

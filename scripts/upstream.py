@@ -92,13 +92,13 @@ def submodule_state(pin: Upstream, folder: Path) -> str | None:
         return f"the pin has no commit for {pin.version} (commit, cutlass in wheel_matrix.toml)"
     command = "git submodule update --init upstream && git -C upstream submodule update --init csrc/cutlass"
     repository = Repository(folder, UpstreamError)
-    if not folder.is_dir() or not repository.is_top_level():
+    if not repository.is_top_level():
         return f"the submodule {folder.name} is not initialised (to use git: {command})"
     head = repository.run("rev-parse", "HEAD", writes=False).strip()
     if head != pin.commit:
         return f"the submodule {folder.name} is at {head}, the pin is {pin.commit} ({pin.tag}) (git submodule update upstream)"
     cutlass = Repository(folder / CUTLASS, UpstreamError)
-    if not cutlass.root.is_dir() or not cutlass.is_top_level():
+    if not cutlass.is_top_level():
         return f"{folder.name}/{CUTLASS} is not initialised (git -C upstream submodule update --init {CUTLASS})"
     head = cutlass.run("rev-parse", "HEAD", writes=False).strip()
     if head != pin.cutlass:

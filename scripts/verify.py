@@ -114,7 +114,7 @@ def _states(root: Path) -> Iterator[tuple[str, list[tuple[str, bytes]], bytes]]:
         if series.LISTING not in names or "wheel_matrix.toml" not in repository.files(commit, "wheel_matrix.toml"):
             continue
         listed = repository.read(f"{commit}:patches/{series.LISTING}").decode("utf-8").splitlines()
-        order = [name for line in listed if (name := line.partition("#")[0].strip()) in names]
+        order = [name for line in listed if (name := series.name_in(line)) in names]
         content = [(name, repository.read(f"{commit}:patches/{name}")) for name in order]
         yield f"commit {commit[:12]}", content, repository.read(f"{commit}:wheel_matrix.toml")
 
