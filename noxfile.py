@@ -12,7 +12,8 @@ nox.options.sessions = ["tests"]
 
 def _command(session: nox.Session) -> None:
     """Install the build system and run the command that the session is named after."""
-    session.install("--quiet", "--editable", ".", *(["pytest>=8.4"] if session.name in ("guards", "rebase") else []))  # guards may be tests
+    package = ".[containers]" if "--containers" in session.posargs else "."
+    session.install("--quiet", "--editable", package, *(["pytest>=8.4"] if session.name in ("guards", "rebase") else []))  # guards may be tests
     # Ctrl-C: give the compilers time to stop and their half-written files time to go.
     session.run("python", "-m", "scripts", session.name, *session.posargs, interrupt_timeout=60, terminate_timeout=30)
 
@@ -20,6 +21,24 @@ def _command(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """Build wheels into dist/."""
+    _command(session)
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """List the targets, or render the workflow that builds them."""
+    _command(session)
+
+
+@nox.session
+def image(session: nox.Session) -> None:
+    """Make a container image where no registry can be reached."""
+    _command(session)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Check that wheels need no library that users lack."""
     _command(session)
 
 

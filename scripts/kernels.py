@@ -1,9 +1,9 @@
 """Compile kernel files and the binding through ninja and a compile cache, apart from each other.
 
 A build folder is named by the digest of everything that its objects depend on, so a finished object is
-never stale and an interrupted build goes on where it stopped. Commands run in the source tree with
-relative paths, so that what is compiled names its files alike everywhere. The compile cache serves a clone
-again; another clone misses it, because some of nvcc's steps carry absolute paths into the cache's key.
+never stale and an interrupted build goes on where it stopped. No path of the clone reaches a compiler: commands
+run in the source tree with relative paths, and nvcc gets kernel files at a place that follows from their
+content. So objects are the same wherever they are made, and one clone's compiles answer another's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psutil
 from ninja import ninja_syntax
 
-from scripts import console
+from scripts import console, files
 from scripts.errors import CompileError
 from scripts.matrix import Pass
 from scripts.process import last_lines, quoted
@@ -48,7 +48,9 @@ NVCC_FLAGS = (
     "--expt-extended-lambda",
     "--use_fast_math",
 )
-CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-DTORCH_API_INCLUDE_EXTENSION_H")
+CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
+# nvcc hashes the source's real path into the names of what is static in a kernel file; the last one given counts.
+_NAMED = "-Xcudafe=--orig_src_path_name"
 _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
 
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
@@ -61,6 +63,7 @@ _SECONDS = {
     (Pass.BWD, False): 240,
     (Pass.BWD, True): 200,
 }
+_PRIOR = 300  # seconds for which the above count when the time left is told
 _BYTES = {Pass.FWD: 4.0e9, Pass.SPLIT: 4.0e9, Pass.BWD: 6.5e9}
 
 
@@ -99,6 +102,7 @@ class Unit:
     rule: str  # nvcc or cxx
     seconds: float
     memory: float
+    key: str = ""  # the digest of all that the object depends on, where its place has one
 
 
 @dataclass(frozen=True)
@@ -142,13 +146,20 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
 
 
-def _includes(toolchain: Toolchain, *, torch: bool) -> list[str]:
-    env = toolchain.environment
-    with_torch = [env.site / "torch/include", env.site / "torch/include/torch/csrc/api/include", env.include] if torch else []
-    system = [
-        word for folder in [*with_torch, *toolchain.toolkit.include] for word in ("-isystem", str(folder))
-    ]  # apart: nvcc does not take them joined
-    return [*(f"-I{folder}" for folder in _INCLUDES), *([_abi(toolchain)] if torch else []), *system]
+def _site(plan: Plan) -> str:
+    """Where torch lies, as seen from the source tree."""
+    return os.path.relpath(plan.toolchain.environment.site.resolve(), plan.tree.root.resolve())
+
+
+def _includes(plan: Plan, *, torch: bool) -> list[str]:
+    toolchain = plan.toolchain
+    folders: list[str | Path] = [*toolchain.toolkit.include]
+    words = [f"-I{folder}" for folder in _INCLUDES]
+    if torch:
+        site, env = _site(plan), toolchain.environment
+        folders = [f"{site}/torch/include", f"{site}/torch/include/torch/csrc/api/include", env.include, *folders, env.cuda / "include"]
+        words += [_abi(toolchain)]
+    return [*words, *(word for folder in folders for word in ("-isystem", str(folder)))]  # apart: nvcc does not take them joined
 
 
 def _abi(toolchain: Toolchain) -> str:
@@ -159,11 +170,12 @@ def kernel_units(plan: Plan) -> list[Unit]:
     """Kernel files, longest first, in the folder of their digest: sources, compiler, flags, architectures. No Python, and no torch but in stock's."""
     tools = plan.toolchain
     torch = (tools.environment.torch, _abi(tools)) if plan.flavour.torch_in_kernels else None
-    key = _digest(plan.tree.sources, tools.toolkit.version, torch, NVCC_FLAGS, plan.flavour.defines, sorted(plan.architectures))
+    compilers = (tools.toolkit.version, tools.cxx_version)
+    key = _digest(plan.tree.sources, *compilers, torch, NVCC_FLAGS, _NAMED, plan.flavour.defines, sorted(plan.architectures))
     folder = plan.build / "kernels" / key
     count = len(plan.architectures)
     units = [
-        Unit(f"csrc/flash_attn/src/{k.source}", folder / f"{k.name}.o", "nvcc", seconds_expected(k, count), _BYTES[k.kind]) for k in plan.kernels
+        Unit(f"csrc/flash_attn/src/{k.source}", folder / f"{k.name}.o", "nvcc", seconds_expected(k, count), _BYTES[k.kind], key) for k in plan.kernels
     ]
     return sorted(units, key=lambda unit: (-unit.seconds, unit.source))
 
@@ -171,30 +183,70 @@ def kernel_units(plan: Plan) -> list[Unit]:
 def binding_unit(plan: Plan) -> Unit:
     """``flash_api.cpp``: it alone depends on Python, torch's ABI and the choice of kernels."""
     tools = plan.toolchain
-    parts = (tools.environment.torch, tools.environment.tag, _abi(tools), tools.toolkit.version)
+    parts = (tools.environment.torch, tools.environment.tag, _abi(tools), tools.toolkit.version, tools.cxx_version)
     key = _digest(plan.tree.sources, *parts, CXX_FLAGS, plan.flavour.extension, plan.flavour.defines, masks(plan.kernels))
-    return Unit("csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9)
+    return Unit("csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9, key)
+
+
+def _staged(source: Path) -> Path:
+    """A copy of a kernel file at a path that follows from its content.
+
+    nvcc hands a file's real path to each of its steps, and the compile cache takes it into the key.
+    """
+    text = source.read_text(encoding="utf-8")
+    path = files.cache("units") / hashlib.sha256(text.encode()).hexdigest()[:16] / source.name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{os.getpid()}-{path.name}")  # another build may write the same
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    return path
+
+
+def _nvcc(plan: Plan) -> str:
+    """The command for a kernel file, with ninja's variables for what differs."""
+    tools = plan.toolchain
+    words: list[str | Path] = [
+        tools.toolkit.nvcc,
+        *NVCC_FLAGS,
+        *gencode(plan.architectures),
+        f"-ccbin={tools.cxx}",
+        "-Xcompiler=-fPIC",
+        *plan.flavour.defines,
+    ]
+    words += _includes(plan, torch=plan.flavour.torch_in_kernels)
+    return f"{quoted(words)} {_NAMED} -Xcudafe=$source -c $staged"
+
+
+def _cxx(plan: Plan) -> str:
+    """The command for the binding, likewise."""
+    words: list[str | Path] = [
+        plan.toolchain.cxx,
+        *CXX_FLAGS,
+        f"-DTORCH_EXTENSION_NAME={plan.flavour.extension}",
+        *masks(plan.kernels),
+        *plan.flavour.defines,
+    ]
+    # The messages of torch's checks name its headers; where they lay is nobody's business.
+    words += [*_includes(plan, torch=True), f"-ffile-prefix-map={_site(plan)}/="]
+    return f"{quoted(words)} -c $source"
 
 
 def _write_ninja(path: Path, plan: Plan, units: Sequence[Unit]) -> None:
-    tools = plan.toolchain
-    launcher = [str(tools.sccache)] if tools.sccache else []
-    nvcc = [str(tools.toolkit.nvcc), *NVCC_FLAGS, *gencode(plan.architectures), f"-ccbin={tools.cxx}", "-Xcompiler=-fPIC"]
-    nvcc += [*plan.flavour.defines, *_includes(tools, torch=plan.flavour.torch_in_kernels)]
-    cxx = [str(tools.cxx), *CXX_FLAGS, f"-DTORCH_EXTENSION_NAME={plan.flavour.extension}", *masks(plan.kernels)]
-    cxx += [*plan.flavour.defines, *_includes(tools, torch=True)]
+    launcher = f"{quoted([plan.toolchain.sccache])} " if plan.toolchain.sccache else ""
+    commands = {"nvcc": _nvcc, "cxx": _cxx}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         writer = ninja_syntax.Writer(cast("Any", file), width=10**6)  # annotated as str, used as a file
-        for rule, command in (("nvcc", nvcc), ("cxx", cxx)):
+        for rule in sorted({unit.rule for unit in units}):
             # An object appears whole or not at all. A generator's object is not made again when its command line
             # changes: all that matters is in the folder's name, and with or without the cache it is the same.
-            words = quoted([*launcher, *command])
-            steps = f"cd {quoted([plan.tree.root])} && {words} -c $source -o $out.part && mv $out.part $out"
+            steps = f"cd {quoted([plan.tree.root])} && {launcher}{commands[rule](plan)} -o $out.part && mv $out.part $out"
             writer.rule(rule, command=steps, description="$source", generator=True)
         for unit in units:
-            # The tree's content is in the folder's name: no dependency file, which sccache would not cache with.
-            writer.build([str(unit.target)], unit.rule, variables={"source": unit.source})
+            # The tree's content is in the folder's name, so no dependency file is needed.
+            staged = _staged(plan.tree.root / unit.source) if unit.rule == "nvcc" else unit.source
+            writer.build([str(unit.target)], unit.rule, variables={"source": unit.source, "staged": quoted([staged])})
 
 
 def _end_tree(pid: int) -> None:
@@ -239,21 +291,63 @@ def _cache_server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[
                 time.sleep(0.02)
             yield env
         finally:
-            # A fresh entry is written aside and renamed, so ending the server loses none and damages none.
+            # An entry is written aside and renamed, so ending the server damages none.
             _end_tree(server.pid)
             server.wait()
 
 
-def _cache_counts(toolchain: Toolchain, env: dict[str, str]) -> tuple[int, int]:
+@dataclass(frozen=True)
+class _CacheStats:
+    hits: int = 0
+    misses: int = 0
+    refused: tuple[str, ...] = ()  # why calls could not be cached at all
+    location: str = ""
+
+
+def _cache_stats(toolchain: Toolchain, env: dict[str, str]) -> _CacheStats:
     if toolchain.sccache is None:
-        return 0, 0
+        return _CacheStats()
     command = [str(toolchain.sccache), "--show-stats", "--stats-format=json"]
-    shown = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
-    if shown.returncode != 0:
-        return 0, 0
-    stats = json.loads(shown.stdout)["stats"]
-    hits, misses = (sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses"))
-    return hits, misses
+    deadline = time.monotonic() + 10
+    while True:
+        shown = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+        if shown.returncode != 0:
+            return _CacheStats()
+        answer = json.loads(shown.stdout)
+        stats = answer["stats"]
+        hits, misses = (sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses"))
+        # What was compiled is written after the compiler's answer was passed on; the server must live until then.
+        if stats["cache_writes"] + stats["cache_write_errors"] >= misses or time.monotonic() > deadline:
+            return _CacheStats(hits, misses, tuple(stats["not_cached"]), answer["cache_location"])
+        time.sleep(0.05)
+
+
+def _check_cache(stats: _CacheStats, units: Sequence[Unit]) -> None:
+    """A cache that does not answer costs hours and says nothing; so we do.
+
+    Raises:
+        CompileError: a call that the cache refuses, or not one answered of kernel files that went through this cache before.
+            (The binding misses it rightly when Python's headers lie elsewhere.)
+    """
+    if stats.refused:
+        raise CompileError(
+            f"the compile cache could not keep some calls: {', '.join(stats.refused)}. Those are options in scripts/kernels.py "
+            "that it does not know what to do with. The objects are kept; --no-cache builds without."
+        )
+    folder = re.search(r'"(.+)"', stats.location)
+    # A cache that was deleted and made anew is another one.
+    place = (stats.location, Path(folder[1]).stat().st_ino if folder and Path(folder[1]).exists() else 0)
+    marks = [files.cache("compiled") / _digest(*place) / f"{unit.key}-{unit.target.stem}" for unit in units if unit.key and unit.rule == "nvcc"]
+    seen = [mark for mark in marks if mark.exists()]
+    for mark in marks:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    if seen and not stats.hits and "SCCACHE_RECACHE" not in os.environ:
+        raise CompileError(
+            f"the compile cache ({stats.location}) answered none of {stats.misses} calls, though {len(seen)} of these files went through it before. "
+            "Either it is too small and dropped them (SCCACHE_CACHE_SIZE), or the commands differ from run to run, which is a fault of "
+            "scripts/kernels.py. The objects are kept: the same command now goes on with them."
+        )
 
 
 @contextmanager
@@ -320,17 +414,20 @@ def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compil
                 finished += 1
                 work_done += unit.seconds
                 left -= unit.seconds
-                rate = work_done / (time.monotonic() - started)
+                # Before much is done the rate is what the files were seen to take, one job a core.
+                rate = (work_done + _PRIOR * limit) / (time.monotonic() - started + _PRIOR)
                 progress.update(bar, advance=1, seconds_left=left / rate)
                 if not console.out.is_terminal:
                     console.note(
                         f"{len(units) - len(pending) + finished}/{len(units)} {Path(unit.source).name}, about {console.duration(left / rate)} left"
                     )
             status = ninja.wait()
-        hits, misses = _cache_counts(toolchain, cache)
+        stats = _cache_stats(toolchain, cache) if status == 0 else _CacheStats()
     if status != 0:
         raise CompileError(_failure(tail, log, status))
-    return Compiled(objects, finished, time.monotonic() - started, hits, misses)
+    if toolchain.sccache is not None and pending:
+        _check_cache(stats, pending)
+    return Compiled(objects, finished, time.monotonic() - started, stats.hits, stats.misses)
 
 
 def _failure(lines: list[str], log: Path, status: int) -> str:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
 from packaging.version import Version
 from rich.table import Table
 
@@ -27,7 +26,7 @@ PATCHES, SOURCE, BUILD = ROOT / "patches", ROOT / "build/source", ROOT / "build"
 
 def cache() -> Path:
     """Where sdists are kept."""
-    return Path(platformdirs.user_cache_dir("flash-attention-deterministic")) / "sdist"
+    return files.cache("sdist")
 
 
 def load() -> matrix.Matrix:
@@ -168,9 +167,10 @@ def _lint(options: argparse.Namespace) -> None:
 def _compile(root: Path, path: str) -> Path:
     """Compile one file of a tree as the default target does; its object."""
     target = load().default()
-    tools = toolchain.assemble(target, toolchain.check_python(target, None), BUILD, cache=True)
+    rule = "nvcc" if path.endswith(".cu") else "cxx"
+    tools = toolchain.assemble(target, toolchain.check_python(target, None) if rule == "cxx" else None, BUILD, cache=True)
     plan = kernels.Plan(tree.Tree(root, "", "", "", ""), tools, target.kernels, target.architectures, root.parent / "build")
-    unit = kernels.Unit(path, plan.build / "guard.o", "nvcc" if path.endswith(".cu") else "cxx", 200, 6.5e9)
+    unit = kernels.Unit(path, plan.build / "guard.o", rule, 200, 6.5e9)
     return kernels.compile_units(plan, [unit], 1).objects[0]
 
 

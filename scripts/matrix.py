@@ -198,6 +198,7 @@ class _File(_Table):
     fork: Fork
     torch_cuda: dict[PackageVersion, Release]
     releases: dict[PackageVersion, Sha256] = Field(default_factory=dict)
+    images: dict[Release, str] = Field(default_factory=dict)
     targets: Annotated[dict[str, _TargetTable], Field(min_length=1)]
 
 
@@ -228,6 +229,7 @@ class Matrix:
     upstream: Upstream
     fork: Fork
     releases: dict[str, str]
+    images: dict[str, str]
     targets: tuple[Target, ...]
 
     def default(self) -> Target:
@@ -330,4 +332,4 @@ def load(path: Path) -> Matrix:
         Target(name, t.default, t.cuda, t.torch, tuple(t.python), tuple(t.arch), parse_kernels(t.kernels), t.toolkit)
         for name, t in parsed.targets.items()
     )
-    return Matrix(path, parsed.upstream, parsed.fork, parsed.releases, targets)
+    return Matrix(path, parsed.upstream, parsed.fork, parsed.releases, parsed.images, targets)

@@ -8,11 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import console
+from filelock import FileLock
+
+from scripts import console, files
 from scripts.errors import ToolchainError, UsageError
 from scripts.process import run
 
@@ -21,9 +24,9 @@ if TYPE_CHECKING:
 
     from scripts.matrix import Target
 
-# What the package index's toolkit must bring for a compile and a link: the compiler, its device code
-# optimiser, cuda_runtime.h and its parts, libcu++, and the headers that torch's own headers include.
-TOOLKIT_PARTS = "nvcc,nvvm,crt,cccl,cudart,cublas,cusparse,cusolver"
+# What kernels need of the package index's toolkit: the compiler, its device code optimiser, cuda_runtime.h and its
+# parts, and libcu++. Headers of cuBLAS and the like, which torch's own include, come with torch.
+TOOLKIT_PARTS = ("nvcc", "nvvm", "crt", "cccl", "cudart")
 _READY = "ready.json"
 _READY_FORMAT = 1
 
@@ -40,6 +43,11 @@ class Environment:
     torch_cuda: str
     cxx11_abi: bool
 
+    @property
+    def cuda(self) -> Path:
+        """The CUDA libraries and headers that torch depends on."""
+        return self.site / "nvidia" / f"cu{self.torch_cuda.partition('.')[0]}"
+
 
 @dataclass(frozen=True)
 class Toolkit:
@@ -54,13 +62,23 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """All that a build of one target for one Python runs."""
+    """All that a build of one target runs: kernels without an environment, the binding with one."""
 
-    environment: Environment
     toolkit: Toolkit
     cxx: Path
+    cxx_version: str
     ninja: Path
     sccache: Path | None
+    for_python: Environment | None
+
+    @property
+    def environment(self) -> Environment:
+        """Torch and Python, for what includes their headers."""
+        if self.for_python is None:
+            raise ToolchainError(
+                "this needs torch and Python, and the toolchain was assembled for kernels alone; this is a fault of the build system."
+            )
+        return self.for_python
 
 
 def find_python(version: str | None) -> Path:
@@ -103,7 +121,8 @@ def environment(target: Target, python: Path, version: str, folder: Path, logs: 
     shutil.rmtree(root, ignore_errors=True)
     common = {"error": ToolchainError, "hint": "Check the network and pip's configuration (pip config list)."}
     run([python, "-m", "venv", root], what="could not make a virtual environment", **common)  # type: ignore[arg-type]
-    packages = [f"torch=={target.torch}", "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
+    # A folder on the machine may hold a build for the CPU, which "==" alone prefers: it counts as newer.
+    packages = [f"torch=={target.torch},!={target.torch}+cpu", "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
     install = [binary, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", *packages]
     run(install, what=f"could not install torch {target.torch}", log=logs / f"environment-{root.name}.log", **common)  # type: ignore[arg-type]
     facts = json.loads(run([binary, "-c", _PROBE], what="torch was installed but cannot be imported", **common))  # type: ignore[arg-type]
@@ -165,32 +184,43 @@ def installed_toolkit(release: str) -> tuple[Toolkit | None, list[str]]:
     return None, passed
 
 
-def toolkit(target: Target, env: Environment, logs: Path) -> Toolkit:
-    """The machine's toolkit when it fits the target, else the package index's, in the environment."""
-    # Headers of cuBLAS and the like, which torch's headers include, come with torch's own dependencies.
-    bundled = env.site / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
+def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
+    """The machine's toolkit when it fits the target, else the package index's, in a folder that every clone shares.
+
+    Its path goes into the compile cache's keys, so a clone with a toolkit of its own would find nothing that another compiled.
+    """
     found, passed = installed_toolkit(target.cuda)
     if found:
-        return Toolkit(found.nvcc, found.release, found.version, (*found.include, bundled / "include"), found.why)
-    nvcc = bundled / "bin/nvcc"
+        return found
     reason = "; ".join(passed) or "the machine has none"
-    if not nvcc.is_file():
-        console.step(f"Installing cuda-toolkit {target.toolkit} from the package index ({reason})")
-        install: list[str | Path] = [
-            env.python,
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--progress-bar=off",
-            f"cuda-toolkit[{TOOLKIT_PARTS}]=={target.toolkit}",
-        ]
-        hint = "Install CUDA " + target.cuda + " and set CUDA_HOME, or check the network and pip's configuration."
-        run(install, error=ToolchainError, what=f"could not install CUDA {target.cuda}", hint=hint, log=logs / "cuda-toolkit.log")
-    version = _nvcc_version(nvcc)
+    folder = shared / "-".join((target.toolkit, *TOOLKIT_PARTS))
+    root = folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
+    shared.mkdir(parents=True, exist_ok=True)
+    with FileLock(shared / "lock"):
+        if not folder.is_dir():
+            console.step(f"Installing cuda-toolkit {target.toolkit} from the package index ({reason})")
+            with tempfile.TemporaryDirectory(dir=shared, prefix=".") as aside:
+                place = Path(aside) / "site"
+                command: list[str | Path] = [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "install",
+                    "--disable-pip-version-check",
+                    "--progress-bar=off",
+                    "--target",
+                    place,
+                ]
+                command += [f"cuda-toolkit[{','.join(TOOLKIT_PARTS)}]=={target.toolkit}"]
+                hint = "Install CUDA " + target.cuda + " and set CUDA_HOME, or check the network and pip's configuration."
+                run(command, error=ToolchainError, what=f"could not install CUDA {target.cuda}", hint=hint, log=logs / "cuda-toolkit.log")
+                place.replace(folder)
+    version = _nvcc_version(root / "bin/nvcc")
     if version is None or version[0] != target.cuda:
-        raise ToolchainError(f"the package index's cuda-toolkit {target.toolkit} has no nvcc {target.cuda} at {nvcc}.")
-    return Toolkit(nvcc, *version, (bundled / "include",), f"cuda-toolkit {target.toolkit} from the package index ({reason})")
+        raise ToolchainError(
+            f"cuda-toolkit {target.toolkit} of the package index has no nvcc {target.cuda}; is {folder} damaged? Delete it and build again."
+        )
+    return Toolkit(root / "bin/nvcc", *version, (root / "include",), f"cuda-toolkit {target.toolkit} from the package index ({reason}), in {folder}")
 
 
 def check_headers(env: Environment) -> None:
@@ -211,6 +241,10 @@ def host_compiler() -> Path:
     return Path(found)
 
 
+def _host_version(cxx: Path) -> str:
+    return run([cxx, "--version"], error=ToolchainError, what=f"{cxx} does not work").partition("\n")[0]
+
+
 def _tool(name: str) -> Path:
     """A program that came with this package's dependencies."""
     beside = Path(sys.executable).with_name(name)
@@ -220,10 +254,13 @@ def _tool(name: str) -> Path:
     return Path(found)
 
 
-def assemble(target: Target, python_version: str, build: Path, *, cache: bool) -> Toolchain:
-    """Everything that a build of this target for this Python needs."""
+def assemble(target: Target, python_version: str | None, build: Path, *, cache: bool) -> Toolchain:
+    """Everything that a build of this target for this Python needs; without a Python, that of its kernels."""
     cxx = host_compiler()
     logs = build / "logs"
-    env = environment(target, find_python(python_version), python_version, build / "env", logs)
-    check_headers(env)
-    return Toolchain(env, toolkit(target, env, logs), cxx, _tool("ninja"), _tool("sccache") if cache else None)
+    env = None
+    if python_version is not None:
+        env = environment(target, find_python(python_version), python_version, build / "env", logs)
+        check_headers(env)
+    tools = toolkit(target, files.cache("toolkit"), logs)
+    return Toolchain(tools, cxx, _host_version(cxx), _tool("ninja"), _tool("sccache") if cache else None, env)

@@ -43,7 +43,7 @@ class Facts:
 
 def facts_of(path: Path) -> Facts:
     """Read a wheel's name and provenance."""
-    name = re.fullmatch(r"flash_attn-[^-]+(?:-\d[^-]*)?-cp(\d)(\d+)-cp\d+-linux_x86_64\.whl", path.name)
+    name = re.fullmatch(r"flash_attn-[^-]+(?:-\d[^-]*)?-cp(\d)(\d+)-cp\d+-(?:many)?linux\w*_x86_64\.whl", path.name)
     if not path.is_file():
         raise UsageError(f"{path} does not exist.")
     if name is None:

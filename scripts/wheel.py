@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 PROVENANCE = "flash_attn/_fork.json"
 PROVENANCE_FORMAT = 1
 _DATE = (2025, 1, 1, 0, 0, 0)  # of every entry, as in the series' commits
+# What torch loads before us, and what manylinux counts on.
+_PRESENT = re.compile(r"lib(torch|c10)\w*\.so|libcudart\.so\.\d+|lib(stdc\+\+|gcc_s|c|m|dl|rt|pthread)\.so\.\d+|ld-linux-x86-64\.so\.2")
 _TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")
 
 
@@ -64,12 +67,30 @@ def needed(library: Path) -> tuple[str, ...]:
         return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED"))  # type: ignore[attr-defined]  # set by the tag's kind
 
 
+def audit(path: Path) -> tuple[str, ...]:
+    """The shared libraries that a wheel's extensions need beside torch's and the system's.
+
+    Raises:
+        WheelError: one that its users may not have, or that was packed into the wheel and would be there twice.
+    """
+    found: set[str] = set()
+    with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
+        names = [name for name in archive.namelist() if re.search(r"\.so(\.\d+)*$", name)]
+        for name in names:
+            found.update(needed(Path(archive.extract(name, folder))))
+    foreign = sorted(name for name in found if not _PRESENT.fullmatch(name))
+    inside = [name for name in names if "flash_attn.libs/" in name]
+    if foreign or inside or not names:
+        problems = [*(f"needs {name}" for name in foreign), *(f"contains {name}" for name in inside), *([] if names else ["has no extension"])]
+        raise WheelError(f"{path.name} {', '.join(problems)}; a wheel may need torch, its CUDA runtime and the system's C and C++ libraries alone.")
+    return tuple(sorted(found))
+
+
 def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path) -> None:
     """Link kernels and binding into the extension, stripped."""
     env = toolchain.environment
     major = toolchain.toolkit.release.partition(".")[0]
-    bundled = env.site / "nvidia" / f"cu{major}" / "lib"
-    folders = [env.site / "torch/lib", *([bundled] if bundled.is_dir() else []), toolchain.toolkit.nvcc.parent.parent / "lib64"]
+    folders = [env.site / "torch/lib", env.cuda / "lib", toolchain.toolkit.nvcc.parent.parent / "lib64"]
     # The CUDA runtime by the name that torch loads it under, so that there is one in the process.
     libraries = [f"-l{name}" for name in _TORCH_LIBRARIES] + [f"-l:libcudart.so.{major}"]
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -62,6 +62,12 @@ class PackageIndex:
         self.server.server_close()
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a test makes lands in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+
+
 def checkout_of(files: dict[str, str]) -> Checkout:
     """An upstream of these files."""
     return Checkout(Source.SDIST, "a fixture", lambda target: write_files(target, files))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import __main__, files, kernels, toolchain, verify
+from scripts import __main__, build, files, kernels, toolchain, verify
 from scripts.errors import ToolchainError, UsageError, WheelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,12 +88,12 @@ def test_several_builds_are_planned_first_and_share_their_kernels() -> None:
 
 
 def test_a_failed_build_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def build_one(loaded: object, job: __main__._Job, options: object) -> __main__._Built:
+    def build_one(loaded: object, job: build.Job, options: object, place: object) -> build.Built:
         if job.python == "3.11":
             raise ToolchainError("no compiler for this one.")
-        return __main__._Built(Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, kernels.Compiled((), 4, 2.0, 3, 1))
+        return build.Built(Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, kernels.Compiled((), 4, 2.0, 3, 1))
 
-    monkeypatch.setattr(__main__, "_build_one", build_one)
+    monkeypatch.setattr(build, "build_one", build_one)
     with pytest.raises(SystemExit) as caught:
         __main__.main_inner(["build", "--python", "3.10,3.11,3.12"])
     assert caught.value.code == ToolchainError.exit_code

@@ -27,11 +27,14 @@ def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchai
     script.write_text("#!/bin/sh\nfor last; do :; done\n" + compiler)
     script.chmod(0o755)
     env = Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0+cu130", "13.0", True)
-    return Toolchain(env, Toolkit(script, "13.0", "V13.0.88", (), "a test"), script, _tool("ninja"), _tool("sccache") if cache else None)
+    return Toolchain(Toolkit(script, "13.0", "V13.0.88", (), "a test"), script, "g++ 12", _tool("ninja"), _tool("sccache") if cache else None, env)
 
 
 def tree(tmp_path: Path) -> Tree:
-    (tmp_path / "source").mkdir(exist_ok=True)
+    for kernel in KERNELS:
+        path = tmp_path / "source/csrc/flash_attn/src" / kernel.source
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"// {kernel.name}\n")
     return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40)
 
 
@@ -123,7 +126,7 @@ def test_kernels_serve_every_torch_and_python_and_the_binding_one(tmp_path: Path
     tools = toolchain(tmp_path, "")
     other = dataclasses.replace(
         tools,
-        environment=dataclasses.replace(tools.environment, torch="2.12.1+cu130", tag="cp313", site=tmp_path / "other", include=tmp_path / "python"),
+        for_python=dataclasses.replace(tools.environment, torch="2.12.1+cu130", tag="cp313", site=tmp_path / "other", include=tmp_path / "python"),
     )
     ours, theirs = plan(tmp_path, tools), plan(tmp_path, other)
     assert kernels.kernel_units(ours) == kernels.kernel_units(theirs)
@@ -135,7 +138,7 @@ def test_kernels_serve_every_torch_and_python_and_the_binding_one(tmp_path: Path
 def test_the_command_of_a_kernel_names_no_torch_and_no_python(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, 'echo "$@" >> "$0.args"; touch "$last"\n')
     environment = dataclasses.replace(tools.environment, site=tmp_path / "site", include=tmp_path / "python-headers")
-    planned = plan(tmp_path, dataclasses.replace(tools, environment=environment))
+    planned = plan(tmp_path, dataclasses.replace(tools, for_python=environment))
     kernels.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
     commands = (tmp_path / "compiler.args").read_text().splitlines()
     assert len(commands) == len(KERNELS) + 1

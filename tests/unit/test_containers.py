@@ -1,0 +1,94 @@
+"""What a container is asked for; the whole way runs in tests/integration/test_real_containers.py where there is an engine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from scripts import containers, files, matrix, wheel
+from scripts.errors import ToolchainError, WheelError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = matrix.load(ROOT / "wheel_matrix.toml").default()
+REQUEST = containers.Request(TARGET, ("3.12", "3.13"), ("--target", TARGET.name, "--kernels", "hdim64,fwd"), "an/image:1")
+
+
+def test_the_container_gets_the_repository_s_files_and_a_package_that_runs_our_build(tmp_path: Path) -> None:
+    package = containers.stage(ROOT, tmp_path / "project", ("3.12", "3.13"))
+    there = {p.relative_to(tmp_path / "project").as_posix() for p in (tmp_path / "project").rglob("*") if p.is_file()}
+    assert {"wheel_matrix.toml", "patches/series", "scripts/build.py", "package/pyproject.toml", "package/backend.py"} <= there
+    assert not [name for name in there if name.startswith(("build/", "dist/", ".git/", "upstream/"))]
+    described = tomllib.loads((package / "pyproject.toml").read_text())
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert described["build-system"]["requires"] == ours
+    assert described["project"]["requires-python"] == ">=3.12"
+
+
+def test_the_settings_are_cibuildwheel_s_own_words(tmp_path: Path) -> None:
+    """Read by cibuildwheel itself, which refuses what it does not know."""
+    options = pytest.importorskip("cibuildwheel.options", reason="cibuildwheel needs Python 3.11")
+    from cibuildwheel.architecture import Architecture
+    from cibuildwheel.options import CommandLineArguments
+
+    config = tmp_path / "cibuildwheel.toml"
+    config.write_text(containers.configuration(REQUEST, containers.Engine("podman", {}, ()), ["rich>=14"], "/usr/bin/python3"))
+    package = containers.stage(ROOT, tmp_path / "project", REQUEST.pythons)
+    arguments = CommandLineArguments.defaults()
+    arguments.platform, arguments.config_file, arguments.package_dir = "linux", str(config), package
+    read = options.Options(platform="linux", command_line_arguments=arguments, env={})
+    assert [i for i in ("cp311-manylinux_x86_64", "cp312-manylinux_x86_64", "cp313-manylinux_x86_64") if read.globals.build_selector(i)] == [
+        "cp312-manylinux_x86_64",
+        "cp313-manylinux_x86_64",
+    ]
+    assert read.globals.architectures == {Architecture.x86_64}
+    built = read.build_options("cp312-manylinux_x86_64")
+    assert built.container_engine.name == "podman"
+    assert built.container_engine.disable_host_mount
+    assert built.container_engine.create_args == (f"--volume={files.cache('containers')}:/root/.cache",)
+    assert built.manylinux_images["x86_64"] == "an/image:1"
+    assert built.environment.as_dictionary({}, executor=None)["FA2_BUILD"] == f"--target {TARGET.name} --kernels hdim64,fwd"
+    assert "--kernels-only --python 3.12 --target" in built.before_all
+    assert "--exclude 'libtorch*.so'" in built.repair_command
+    assert built.audit_command == ["/usr/bin/python3 -m scripts audit {wheel}"]
+
+
+def test_an_image_that_is_not_there_says_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ToolchainError, match=r"no container engine: .*podman is not installed"):
+        containers.find_engine("an/image:1", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("needs", "name", "problem"),
+    [
+        ("", "a.so", None),
+        ("foreign", "a.so", "needs libforeign.so"),
+        ("", "flash_attn.libs/a.so", "contains flash_attn.libs/a.so"),
+        ("", "a.py", "has no extension"),
+    ],
+)
+def test_a_wheel_may_need_only_what_its_users_have(tmp_path: Path, needs: str, name: str, problem: str | None) -> None:
+    (tmp_path / "a.c").write_text('#include <stdio.h>\nint f(void) { return puts("f"); }\n')
+    libraries = []
+    if needs:
+        subprocess.run(["gcc", "-shared", "-o", tmp_path / f"lib{needs}.so", tmp_path / "a.c"], check=True)
+        libraries = [f"-L{tmp_path}", "-Wl,--no-as-needed", f"-l{needs}"]
+    subprocess.run(["gcc", "-shared", "-o", tmp_path / "extension", tmp_path / "a.c", *libraries], check=True)
+    path = tmp_path / "a.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(tmp_path / "extension", name)
+    if problem is None:
+        assert wheel.audit(path) == ("libc.so.6",)
+    else:
+        with pytest.raises(WheelError, match=problem):
+            wheel.audit(path)

@@ -1,0 +1,39 @@
+"""The workflow is YAML, has a job for each target, and is the one in the repository."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts import matrix, workflow
+from scripts.errors import MatrixError
+
+ROOT = Path(__file__).resolve().parents[2]
+MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
+
+
+def test_every_target_has_a_job_with_its_pythons() -> None:
+    parsed = yaml.safe_load(workflow.render(MATRIX))
+    rows = parsed["jobs"]["build"]["strategy"]["matrix"]["include"]
+    assert [(r["target"], r["cuda"], r["python"]) for r in rows] == [(t.name, t.cuda, ",".join(t.pythons)) for t in MATRIX.targets]
+    (command,) = [s["run"] for s in parsed["jobs"]["build"]["steps"] if "nox -s build" in s.get("run", "")]
+    assert command == "nox -s build -- --containers --target ${{ matrix.target }} --python ${{ matrix.python }} --out wheels"
+
+
+def test_a_stale_workflow_is_an_error_and_writing_mends_it(tmp_path: Path) -> None:
+    text = workflow.render(MATRIX)
+    with pytest.raises(MatrixError, match="is stale"):
+        workflow.check(tmp_path, text)
+    assert workflow.write(tmp_path, text)
+    assert not workflow.write(tmp_path, text)
+    workflow.check(tmp_path, text)
+    with pytest.raises(MatrixError, match="nox -s matrix -- --github"):
+        workflow.check(tmp_path, text + "\n")
+
+
+def test_a_target_without_an_image_is_an_error() -> None:
+    with pytest.raises(MatrixError, match=r"\[images\] has none for CUDA 13.0 of target cu130-torch2.11"):
+        workflow.render(dataclasses.replace(MATRIX, images={}))
