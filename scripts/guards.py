@@ -67,6 +67,7 @@ class Outcome:
     before: bool
     after: bool
     whole: bool
+    there: bool = True  # the file that it names, in the tree with the patch
 
     @property
     def discriminates(self) -> bool:
@@ -76,6 +77,8 @@ class Outcome:
     @property
     def fault(self) -> str:
         """Why it does not."""
+        if not self.there:
+            return f"fails on the tree with the patch: that has no file {self.guard.path}"
         if not self.after:
             return "fails on the tree with the patch: the guard is wrong, or the patch lost what it guards"
         if self.before:
@@ -218,7 +221,9 @@ def run(series: Series, tree: Tree, compiler: Compiler | None = None) -> list[Ou
                     return check_compiled(guard, repository, at, compiler)
                 return (check_test if guard.kind == "test" else check_file)(guard, repository, at)
 
-            outcomes.append(Outcome(patch.name, guard, *map(check, (before, commit, tree.commit))))
+            there = guard.kind == "test" or guard.path in repository.files(commit, "--", guard.path)
+            without, with_it, whole = map(check, (before, commit, tree.commit))
+            outcomes.append(Outcome(patch.name, guard, without, with_it, whole, there))
         before = commit
     return outcomes
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from scripts.git import Repository
 from scripts.rebase import Rebase, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from scripts.move import Move
 
@@ -52,11 +54,24 @@ def apply(
     part = "" if patches == whole else f"the first {len(patches.patches)} of "
     console.step(f"Patches: {part}{len(whole.patches)}")
     if Rebase(ROOT, BUILD / "rebase").under_way:
-        console.warn("a rebase is under way in build/rebase (nox -s rebase -- --continue, or --abort); patches/ may be half moved.")
+        console.warn("a rebase is under way in build/rebase (nox -s rebase -- --continue, or --abort).")
     with files.alone(BUILD):
         applied = tree.apply(patches, loaded.upstream, checkout, root, of=len(whole.patches), reset=reset)
     console.note(f"commit {applied.commit}, digest {applied.digest[:16]}…, in {applied.root}")
     return patches, applied
+
+
+@contextmanager
+def view(source: upstream.Source) -> Iterator[tuple[series.Series, tree.Tree]]:
+    """The series as commits, to look at: build/source where it is just that, else a tree that goes again. Nobody's work is touched."""
+    loaded, patches = load(), series.read(PATCHES)
+    if (there := tree.reusable(patches, loaded.upstream, SOURCE)) is not None:
+        yield patches, there
+        return
+    checkout = find(loaded, source)
+    (BUILD / "tmp").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD / "tmp", prefix="view-") as folder:
+        yield patches, tree.apply(patches, loaded.upstream, checkout, Path(folder) / "source")
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +117,8 @@ def _files(done: tree.Exported | Report) -> str:
 def _export(options: argparse.Namespace) -> None:
     if options.check and not SOURCE.exists():
         apply(load(), upstream.Source.AUTO)
+    if not options.check and Rebase(ROOT, BUILD / "rebase").under_way:
+        raise UsageError("a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) or drop it (--abort) first.")
     with files.alone(BUILD):
         done = tree.export(SOURCE, PATCHES, check=options.check)
     written = _files(done)
@@ -111,11 +128,11 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _patches(options: argparse.Namespace) -> None:
-    patches, applied = apply(load(), options.source)
-    repository = Repository(applied.root, SeriesError)
-    commits = repository.commits(applied.base, applied.commit)
-    names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
-    graph = {names[c]: sorted(names[n] for n in needed) for c, needed in move.needs(repository, commits).items()}
+    with view(options.source) as (patches, applied):
+        repository = Repository(applied.root, SeriesError)
+        commits = repository.commits(applied.base, applied.commit)
+        names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
+        graph = {names[c]: sorted(names[n] for n in needed) for c, needed in move.needs(repository, commits).items()}
     if options.json:
         console.result(
             {
@@ -175,8 +192,8 @@ def _compile(root: Path, path: str) -> Path:
 
 
 def _guards(options: argparse.Namespace) -> None:
-    patches, applied = apply(load(), options.source)
-    outcomes = guards.run(patches, applied, _compile)
+    with view(options.source) as (patches, applied):
+        outcomes = guards.run(patches, applied, _compile)
     if options.json:
         console.result([{**asdict(o), "guard": str(o.guard), "discriminates": o.discriminates} for o in outcomes])
     else:
@@ -193,11 +210,12 @@ def _forecast(options: argparse.Namespace) -> None:
         raise UsageError("--markdown and --json: choose one.")
     loaded, patches = load(), series.read(PATCHES)
     checkout = find(loaded, options.source)
-    names = options.versions or list(loaded.releases)
+    asked = options.versions or list(loaded.releases)
     git = Repository(ROOT / "upstream", UpstreamError)
     has_git = git.is_top_level()
     found: dict[str, list[Move]] = {}
-    for release in [releases.find(loaded, name, ROOT / "upstream", cache(), options.source) for name in names]:
+    to_try = [releases.find(loaded, name, ROOT / "upstream", cache(), options.source) for name in asked]
+    for release in {r.name: r for r in to_try}.values():  # 'latest' may be one that was named
         console.step(f"Forecast for {release.name} ({release.how})")
         found[release.name] = move.run_forecast(BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None)
     if options.json:
@@ -231,8 +249,13 @@ def _rebase(options: argparse.Namespace) -> None:
         raise UsageError("say one of: VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --skip, --abort.")
     if options.reason and not options.skip:
         raise UsageError("--reason belongs to --skip.")
-    with files.alone(BUILD):
-        report = _run_rebase(rebase, options)
+    try:
+        with files.alone(BUILD):
+            report = _run_rebase(rebase, options)
+    except KeyboardInterrupt:
+        if not rebase.under_way:
+            options.interrupted = "interrupted; nothing was changed, and no rebase is under way."
+        raise
     if report is None:
         console.result({"aborted": True}) if options.json else None
         return
@@ -275,13 +298,15 @@ def _tell(report: Report) -> None:
     if report.kernels:
         console.note(f"{len(report.kernels)} kernel files may differ: nox -s build -- --kernels {report.kernel_words}")
     console.note("to take it back: git restore --staged --worktree patches wheel_matrix.toml CHANGES.md upstream; git clean -f patches")
-    console.note("nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; then git add -A and git commit")
+    console.note(
+        "nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; then git add patches wheel_matrix.toml CHANGES.md upstream, and git commit"
+    )
     console.done(f"The series stands on {report.new}.")
 
 
 def _each(options: argparse.Namespace) -> None:
-    patches, applied = apply(load(), options.source)
-    runs = steps.each(patches, applied, options.run_command, BUILD / "tmp")
+    with view(options.source) as (patches, applied):
+        runs = steps.each(patches, applied, options.run_command, BUILD / "tmp")
     if options.json:
         console.result([asdict(r) for r in runs])
     if failed := next((r for r in runs if not r.passed and r.status != steps.UNTESTABLE), None):
@@ -293,8 +318,8 @@ def _each(options: argparse.Namespace) -> None:
 
 
 def _bisect(options: argparse.Namespace) -> None:
-    patches, applied = apply(load(), options.source)
-    first, runs = steps.bisect(patches, applied, options.run_command, BUILD / "tmp")
+    with view(options.source) as (patches, applied):
+        first, runs = steps.bisect(patches, applied, options.run_command, BUILD / "tmp")
     if options.json:
         console.result({"first_failing": first, "runs": [asdict(r) for r in runs]})
     if first is None:

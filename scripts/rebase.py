@@ -61,6 +61,7 @@ class State:
     done: tuple[Done, ...] = ()
     stopped: bool = False  # the next patch lies in the work tree for a person
     moved: dict[str, str] = field(default_factory=dict)  # the new patches, from when patches/ may have been written
+    started: str = ""  # this repository's commit at the start, where it is one
 
     def as_text(self) -> str:
         """What state.json holds."""
@@ -142,6 +143,10 @@ class Rebase:
         if changed := repository.run("status", "--porcelain", "--", *_WRITTEN, writes=False).rstrip():
             raise SeriesError(f"{self.root} has changes that are not committed:\n{changed}\nCommit them first, so that git can take the rebase back.")
 
+    def _here(self) -> str:
+        repository = Repository(self.root, SeriesError)
+        return repository.attempt("rev-parse", "--verify", "--quiet", "HEAD")[1].strip() if repository.is_top_level() else ""
+
     # --- commands ---
 
     def start(self, matrix: Matrix, patches: series.Series, checkout: Checkout, release: Release) -> Report:
@@ -166,6 +171,7 @@ class Rebase:
                 space.tip,
                 {p.name: p.sha256 for p in patches.patches},
                 there,
+                started=self._here(),
             )
             files.write(aside / self._path.name, state.as_text())
             aside.replace(self.folder)
@@ -209,12 +215,16 @@ class Rebase:
         if not self.folder.exists():
             raise UsageError("no rebase is under way.")
         left_alone = (self.folder / "before").is_dir() and not self._put_back()
-        self._remove()
+        kept = self.folder.with_name(self.folder.name + "-aborted")
+        shutil.rmtree(kept, ignore_errors=True)
+        self.folder.replace(kept)
+        where = f"What was resolved stays in {kept / self.source.name} until the next one is dropped."
         if left_alone:
             return (
-                "The rebase is dropped. What it had begun to write has changed since, or its state is damaged, and was left alone: look at git diff."
+                "The rebase is dropped. What it had begun to write has changed since, or its state is damaged, and was left alone: look at git diff. "
+                + where
             )
-        return "The rebase is dropped; patches/ and wheel_matrix.toml are as they were."
+        return f"The rebase is dropped; patches/ and wheel_matrix.toml are as they were. {where}"
 
     def _put_back(self) -> bool:
         """Undo what the end of a rebase wrote, unless somebody changed it since."""
@@ -269,7 +279,10 @@ class Rebase:
             raise ActionNeeded(f"{self.source} has uncommitted changes; commit them as {name}, then {_GO_ON}.")
         before = self._head(state)
         if head == before:
-            raise ActionNeeded(f"{name} has no commit in {self.source}. Commit it there, or say why it is left out: {_SKIP}.")
+            raise ActionNeeded(
+                f"{name} has no commit in {self.source}. Commit it there (git cherry-pick {self._next(state, space)[1][:12]} begins it again), "
+                f"or say why it is left out: {_SKIP}."
+            )
         parents = repository.run("log", "-1", "--format=%P", head, writes=False).split()
         if parents != [before]:
             raise ActionNeeded(f"{self.source}: HEAD is to be one commit, {name}, on {before[:12]}. Put it there (git rebase -i), then {_GO_ON}.")
@@ -280,6 +293,7 @@ class Rebase:
 
     def _stage(self, repository: Repository, name: str) -> None:
         """Add what a person resolved; refuse leftovers."""
+        self._refuse_markers(repository, name)  # before anything is staged: git forgets what a conflict was then
         repository.run("add", "--update")
         loose = [line[3:] for line in repository.run("status", "--porcelain", "--untracked-files=all").splitlines() if line.startswith("??")]
         if loose:
@@ -324,7 +338,7 @@ class Rebase:
         lines += [
             f"  what {new} changed there: git -C {self.source} diff {state.old_base[:12]} {state.new_base[:12]} -- FILE",
             f"  the patch as it was:      git -C {self.source} show {self._next(state, self._space(state))[1][:12]}   (against {old})",
-            f"  resolved, edit the files in {self.source}, then: {_GO_ON}",
+            f"  to resolve it:            edit the files in {self.source}, then {_GO_ON}",
             f"  or: {_SKIP}   or: {_ABORT}",
         ]
         return "\n".join(lines)
@@ -352,7 +366,8 @@ class Rebase:
         matrix = matrix_model.load(self.root / "wheel_matrix.toml")
         moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
         if series.digests(folder) not in (state.patches, state.moved or state.patches):
-            raise ActionNeeded(f"{folder} changed since the rebase began; put it back (git checkout {folder}), then {_GO_ON}; or {_ABORT}.")
+            back = f"git restore --source={state.started[:12] or 'COMMIT'} --staged --worktree {folder}"
+            raise ActionNeeded(f"{folder} changed since the rebase began; put it back ({back}), then {_GO_ON}; or {_ABORT}.")
         if not state.moved:
             self._keep_before()
         state = self._save(replace(state, moved=moved))

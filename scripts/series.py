@@ -90,8 +90,8 @@ class Series:
             exact = [i for i, p in enumerate(self.patches) if p.name == f"{wanted}.patch"]
             found = exact or [i for i, p in enumerate(self.patches) if wanted and wanted.lower() in f"{p.name} {p.subject}".lower()]
         if len(found) != 1:
-            names = "\n".join("    " + p.name for p in self.patches)
-            raise SeriesError(f"{text!r} names {'no patch' if not found else 'several patches'} of the series:\n{names}")
+            names = "\n".join("    " + p.name for i, p in enumerate(self.patches) if i in found or not found)
+            raise SeriesError(f"{text!r} names {'no patch of the series, which has' if not found else 'several patches'}:\n{names}")
         return found[0]
 
     def upto(self, count: int) -> Series:
@@ -152,7 +152,9 @@ def parse_patch(path: Path) -> Patch:
     end = first + body.count("\n")
     for name, known in (("Upstream-Status", STATUSES), ("Feature", " or ".join(FEATURES))):
         if not trailers[name]:
-            raise SeriesError(f"{path}:{end}: the message has no trailer {name}; add a line '{name}: …' at its end: {known}.")
+            near = [i for i, line in enumerate(body.split("\n"), first) if line.lower().startswith(f"{name.lower()}:")]
+            spelling = f" (line {near[0]} spells it otherwise)" if near else ""
+            raise SeriesError(f"{path}:{end}: the message has no trailer {name}{spelling}; add a line '{name}: …' at its end: {known}.")
         if len(trailers[name]) > 1:
             raise SeriesError(f"{path}:{trailers[name][1][0]}: a second trailer {name}; one is enough.")
     (line_status, status), (line_feature, feature) = trailers["Upstream-Status"][0], trailers["Feature"][0]
@@ -231,7 +233,7 @@ def read(folder: Path) -> Series:
     named = {entry.name for entry in entries}
     if stray := sorted(p.name for p in folder.glob("*.patch") if p.name not in named):
         raise SeriesError(
-            f"{folder / LISTING}: does not name {', '.join(stray)}; add a line, or delete the file (git clean {folder.name}, after a git checkout of other patches)."
+            f"{folder / LISTING}: does not name {', '.join(stray)}; add a line, or delete the file (git clean -f {folder.name}, after a git checkout of other patches)."
         )
     if not entries:
         raise SeriesError(f"{folder / LISTING}: names no patch.")

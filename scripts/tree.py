@@ -145,11 +145,19 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
     if reset:
         return None
     if stake := _work_at_stake(finished, marker):
-        raise SeriesError(f"{stake}. {_KEEP_OR_DROP}.")
+        raise SeriesError(f"{stake}." if in_progress(root) else f"{stake}. {_KEEP_OR_DROP}.")
     digest = series.digest(marker["base"])
     if (marker["pin"], marker["digest"]) != (pin_key(pin), digest):
         return None
     return Tree(root, marker["base"], marker["commit"], digest, finished.resolve("HEAD:csrc"))
+
+
+def reusable(series: Series, pin: Upstream, root: Path) -> Tree | None:
+    """The finished tree where it is exactly this series and nothing else is in it."""
+    try:
+        return _reuse(series, pin, root, reset=False)
+    except SeriesError:
+        return None
 
 
 def sweep(root: Path) -> None:
@@ -177,11 +185,18 @@ def base_of(pin: Upstream, checkout: upstream.Checkout) -> str:
 def _keep(repository: Repository, old: Path) -> None:
     """Take over the commits of the tree that is replaced, under refs/replaced: exported ones may be in no patch any more."""
     place = f"refs/replaced/{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}"
+    replaced = Repository(old, SeriesError)
+    replaced.attempt("add", "--all")
+    if replaced.attempt("diff", "--cached", "--quiet", "HEAD")[0] != 0:
+        tree = replaced.run("write-tree").strip()
+        loose = replaced.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
+        replaced.run("update-ref", "refs/heads/uncommitted", loose)
+        console.warn(f"{old} had changes that were not committed; they are kept as the commit {place}/heads/uncommitted")
     status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), f"+HEAD:{place}/HEAD", f"+refs/heads/*:{place}/heads/*")
     if status != 0:
         raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
     repository.attempt("fetch", "--quiet", "--no-tags", str(old), f"+refs/tags/*:{place}/tags/*", "+refs/replaced/*:refs/replaced/*")
-    console.note(f"{old} was of other patches and is replaced; its commits are kept there as {place}")
+    console.note(f"{old} is made anew; the commits that it had are kept there as {place}")
 
 
 def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path, *, of: int | None = None, reset: bool = False) -> Tree:
@@ -274,6 +289,7 @@ def write_folder(folder: Path, patches: dict[str, bytes], notes: Sequence[str] =
     )
     if not (changes.written or changes.removed):
         return changes
+    sweep(folder.parent / f".{folder.name}")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         aside = Path(temporary) / folder.name
         if folder.is_dir():
@@ -320,6 +336,14 @@ def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> di
         return {name: (Path(folder) / name).read_bytes() for name in names}
 
 
+def _carry_over(repository: Repository, marker: dict[str, Any]) -> str:
+    """How to take one's own commits from a tree to the one that a new apply makes."""
+    own = repository.run("log", "--reverse", "--format=%h", f"{marker['commit']}..HEAD", writes=False).split()
+    if not own:
+        return "Run nox -s apply -- --reset for the whole series"
+    return f"Run nox -s apply -- --reset, which keeps your commits, then git -C {repository.root} cherry-pick {' '.join(own)}"
+
+
 def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
     """Write the work tree's commits back to the folder.
 
@@ -345,7 +369,7 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
     if len(marker["patches"]) < marker["of"]:
         raise SeriesError(
             f"{root} holds the first {len(marker['patches'])} of {marker['of']} patches (apply --to): exporting it would drop the rest. "
-            "Run nox -s apply for the whole series, and amend there (git rebase -i)."
+            f"{_carry_over(repository, marker)}, and amend there (git rebase -i)."
         )
     status, _, _ = repository.attempt("merge-base", "--is-ancestor", marker["base"], "HEAD")
     if status != 0:
@@ -362,8 +386,7 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
     now = model.digests(folder)
     if moved := sorted(name for name in now.keys() | marker["patches"].keys() if now.get(name) != marker["patches"].get(name)):
         raise SeriesError(
-            f"{folder} changed since {root} was applied from it: {', '.join(moved)}. Exporting would undo that. Keep your commits "
-            f"(git -C {root} format-patch {marker['base'][:12]}..HEAD), run nox -s apply -- --reset, and put them on top (git am)."
+            f"{folder} changed since {root} was applied from it: {', '.join(moved)}. Exporting would undo that. {_carry_over(repository, marker)}."
         )
     written = write_folder(folder, patches)
     _remember(repository, marker, folder, patches)

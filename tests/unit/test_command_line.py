@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import __main__, build, files, kernels, toolchain, verify
+from scripts import __main__, build, files, kernels, maintain, toolchain, verify
 from scripts.errors import ToolchainError, UsageError, WheelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +45,9 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["build", "--target", ""], "no target ''"),
         (["build", "--out", __file__], "is a file, not a folder"),
         (["build", "--stock", "--all"], "--stock makes one file"),
+        (["build", "--containers", "--stock"], "--containers makes wheels from the sdist"),
+        (["build", "--image", "x"], "--image is for --containers"),
+        (["build", "--kernels-only", "--check-reproducible"], "--kernels-only makes no wheel"),
         (["apply", "--source", "svn"], "'svn' is none of git, sdist, auto"),
         (["rebase"], "say one of: VERSION"),
         (["rebase", "--continue"], "no rebase is under way"),
@@ -68,6 +71,29 @@ def test_bad_arguments_end_with_status_2_and_say_what_is_allowed(arguments: list
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("begun", "expected"), [(False, "nothing was changed, and no rebase is under way"), (True, "--continue goes on")])
+def test_an_interrupted_rebase_tells_whether_one_is_under_way(begun: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintain, "BUILD", tmp_path)
+
+    def interrupted(*_: object) -> None:
+        if begun:
+            (tmp_path / "rebase").mkdir()
+            (tmp_path / "rebase/state.json").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(maintain, "_run_rebase", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=expected):
+        __main__.main_inner(["rebase", "2.8.2"])
+
+
+def test_patches_are_not_exported_into_a_rebase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintain, "BUILD", tmp_path)
+    (tmp_path / "rebase").mkdir()
+    (tmp_path / "rebase/state.json").touch()
+    with pytest.raises(UsageError, match="a rebase is under way and will write patches/ itself"):
+        __main__.main_inner(["export"])
 
 
 def test_list_and_dry_run_do_nothing_but_tell() -> None:

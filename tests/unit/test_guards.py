@@ -50,6 +50,12 @@ def test_what_stands_in_a_comment_or_too_few_times_is_not_there(make_series: Mak
         guards.require(found)
 
 
+def test_a_guard_on_a_file_that_is_not_there_says_so(make_series: Make, tmp_path: Path) -> None:
+    found = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "symbol fork in csrc/flash_attn/src/fork.hp"))
+    with pytest.raises(GuardError, match=r"that has no file csrc/flash_attn/src/fork\.hp"):
+        guards.require(found)
+
+
 def test_a_guard_that_upstream_passes_guards_nothing(make_series: Make, tmp_path: Path) -> None:
     found = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "symbol line in setup.py"))
     with pytest.raises(GuardError, match="passes on the tree without the patch"):

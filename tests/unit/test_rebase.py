@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from scripts import changes, lint, matrix, series
 from scripts.errors import ActionNeeded, SeriesError, UsageError
+from scripts.git import Repository
 from scripts.rebase import Rebase, Report
 from scripts.releases import Release
 from tests.unit.conftest import BASE, checkout_of, write_files
@@ -484,3 +486,55 @@ def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) ->
     write_files(source, {"half": "x"})
     assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
     assert "half" not in "".join(p.content.decode() for p in series.read(repository / "patches").patches)
+
+
+def test_going_on_too_early_leaves_the_conflict_as_git_shows_it(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    source = Repository(repository / "build/rebase/source", SeriesError)
+    unmerged = source.run("ls-files", "--unmerged", writes=False)
+    assert unmerged
+    with pytest.raises(ActionNeeded, match="is not resolved"):
+        resume(repository).proceed()
+    assert source.run("ls-files", "--unmerged", writes=False) == unmerged
+    resolve(repository)
+    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
+
+
+def test_a_dropped_rebase_keeps_what_was_resolved(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    source = repository / "build/rebase/source"
+    resolve(repository)
+    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
+    subprocess.run([*git, "commit", "--quiet", "--all", "--no-edit"], check=True)
+    mine = Repository(source, SeriesError).resolve("HEAD")
+    assert "build/rebase-aborted/source" in resume(repository).abort()
+    assert Repository(repository / "build/rebase-aborted/source", SeriesError).resolve("HEAD") == mine
+    with pytest.raises(ActionNeeded):  # the next one begins anew
+        start(repository, UPSTREAM)
+
+
+def test_a_work_tree_whose_pick_was_undone_tells_how_to_begin_it_again(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    source = Repository(repository / "build/rebase/source", SeriesError)
+    picked = source.resolve("CHERRY_PICK_HEAD")
+    source.run("cherry-pick", "--abort")
+    with pytest.raises(ActionNeeded, match=f"git cherry-pick {picked[:12]} begins it again"):
+        resume(repository).proceed()
+
+
+def test_patches_that_changed_meanwhile_are_put_back_by_the_command_that_is_told(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    path = repository / "patches/0002-Add-a-header.patch"
+    path.write_text(path.read_text().replace("Because", "Since"))
+    commit_all(repository)
+    resolve(repository)
+    with pytest.raises(ActionNeeded, match="changed since the rebase began") as caught:
+        resume(repository).proceed()
+    command = re.search(r"\((git restore [^)]*)\)", str(caught.value))
+    assert command is not None
+    subprocess.run(command[1].split(), cwd=repository, check=True)
+    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]

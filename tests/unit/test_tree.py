@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -258,6 +259,38 @@ def test_exported_commits_outlive_a_series_that_was_put_back(make_series: Make, 
     assert exported in repository.run("for-each-ref", "--format=%(objectname)", "refs/replaced", writes=False), "kept from tree to tree"
 
 
+def test_what_was_not_committed_outlives_a_reset(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    write_files(applied.root, {"setup.py": "mine\n", "new.py": "mine too\n"})
+    tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
+    repository = Repository(applied.root, SeriesError)
+    (kept,) = [
+        line for line in repository.run("for-each-ref", "--format=%(refname)", "refs/replaced", writes=False).splitlines() if "uncommitted" in line
+    ]
+    assert repository.read(f"{kept}:setup.py") == b"mine\n"
+    assert repository.read(f"{kept}:new.py") == b"mine too\n"
+    assert repository.resolve("HEAD") == applied.commit
+
+
+def test_looking_at_a_series_neither_needs_nor_touches_a_tree_with_work_in_it(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    assert tree.reusable(patches, PIN, tmp_path / "source") is None
+    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    assert tree.reusable(patches, PIN, applied.root) == applied
+    assert tree.reusable(patches.upto(1), PIN, applied.root) is None
+    write_files(applied.root, {"setup.py": "mine\n"})
+    assert tree.reusable(patches, PIN, applied.root) is None
+    assert (applied.root / "setup.py").read_text() == "mine\n"
+
+
+def test_a_folder_that_a_killed_write_left_is_swept_by_the_next(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    (tmp_path / ".patches.abcd1234").mkdir()
+    tree.write_folder(patches, {"0001-Add-a-header.patch": (patches / "0002-Add-a-header.patch").read_bytes()})
+    assert not (tmp_path / ".patches.abcd1234").exists()
+
+
 def test_what_killed_runs_left_beside_a_tree_is_swept(make_series: Make, tmp_path: Path) -> None:
     (tmp_path / "source.abcd1234").mkdir()
     tree.apply(series.read(make_series(*TWO)), PIN, checkout_of(BASE), tmp_path / "source")
@@ -300,6 +333,27 @@ def test_export_does_not_undo_a_patch_that_changed_meanwhile(make_series: Make, 
     with pytest.raises(SeriesError, match=r"changed since .* was applied from it: 0001-Change-line-20\.patch"):
         tree.export(applied.root, patches)
     assert content(patches) == before
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_the_way_out_that_export_tells_keeps_one_s_commit(make_series: Make, tmp_path: Path, part: bool) -> None:
+    """Of a tree whose patches changed meanwhile, and of one that holds a part of the series."""
+    patches = make_series(*TWO)
+    whole = series.read(patches)
+    applied = tree.apply(whole.upto(1) if part else whole, PIN, checkout_of(BASE), tmp_path / "source", of=2)
+    write_files(applied.root, {"csrc/flash_attn/src/more.h": "// more\n"})
+    user(applied.root, "add", "--all")
+    user(applied.root, "commit", "--quiet", "-m", message("Add more"))
+    if not part:
+        path = patches / "0001-Change-line-20.patch"
+        path.write_text(path.read_text().replace("Because", "Since"))
+    with pytest.raises(SeriesError, match="nox -s apply -- --reset, which keeps your commits, then git -C") as caught:
+        tree.export(applied.root, patches)
+    tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
+    command = re.search(r"git -C \S+ (cherry-pick [0-9a-f ]+)", str(caught.value))
+    assert command is not None
+    user(applied.root, *command[1].split())
+    assert tree.export(applied.root, patches).written == ("0003-Add-more.patch", "series")
 
 
 def test_after_an_export_the_tree_is_taken_as_it_is(make_series: Make, tmp_path: Path) -> None:
