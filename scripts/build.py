@@ -100,11 +100,6 @@ class Job:
     kernels: tuple[matrix.Kernel, ...]
     architectures: tuple[str, ...]
 
-    @property
-    def seconds(self) -> float:
-        """CPU seconds of its kernel files with nothing cached."""
-        return sum(kernels.seconds_expected(k, len(self.architectures)) for k in self.kernels)
-
 
 @dataclass(frozen=True)
 class Built:

@@ -171,7 +171,7 @@ def kernel_units(plan: Plan) -> list[Unit]:
     tools = plan.toolchain
     torch = (tools.environment.torch, _abi(tools)) if plan.flavour.torch_in_kernels else None
     compilers = (tools.toolkit.version, tools.cxx_version)
-    key = _digest(plan.tree.sources, *compilers, torch, NVCC_FLAGS, _NAMED, plan.flavour.defines, sorted(plan.architectures))
+    key = _digest(plan.tree.kernel_sources, *compilers, torch, NVCC_FLAGS, _NAMED, plan.flavour.defines, sorted(plan.architectures))
     folder = plan.build / "kernels" / key
     count = len(plan.architectures)
     units = [

@@ -186,7 +186,7 @@ def _compile(root: Path, path: str) -> Path:
     target = load().default()
     rule = "nvcc" if path.endswith(".cu") else "cxx"
     tools = toolchain.assemble(target, toolchain.check_python(target, None) if rule == "cxx" else None, BUILD, cache=True)
-    plan = kernels.Plan(tree.Tree(root, "", "", "", ""), tools, target.kernels, target.architectures, root.parent / "build")
+    plan = kernels.Plan(tree.Tree(root, "", "", "", "", ""), tools, target.kernels, target.architectures, root.parent / "build")
     unit = kernels.Unit(path, plan.build / "guard.o", rule, 200, 6.5e9)
     return kernels.compile_units(plan, [unit], 1).objects[0]
 

@@ -434,7 +434,7 @@ class Rebase:
             problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate)]
             try:
                 head = repository.resolve("HEAD")
-                guards.require(guards.run(moved, work_tree.Tree(self.source, state.new_base, head, "", ""), self._compiler))
+                guards.require(guards.run(moved, work_tree.Tree(self.source, state.new_base, head, "", "", ""), self._compiler))
             except GuardError as e:
                 problems += str(e).splitlines()
         if problems:

@@ -8,6 +8,7 @@ tree is never thrown away unasked.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import re
@@ -43,7 +44,8 @@ class Tree:
     base: str
     commit: str
     digest: str
-    sources: str  # id of csrc: what objects are compiled from, whatever the messages and the Python files say
+    sources: str  # id of csrc: what the binding is compiled from, whatever the messages and the Python files say
+    kernel_sources: str  # the same of what kernel files can include: all but the binding's own file
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,15 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
     digest = series.digest(marker["base"])
     if (marker["pin"], marker["digest"]) != (pin_key(pin), digest):
         return None
-    return Tree(root, marker["base"], marker["commit"], digest, finished.resolve("HEAD:csrc"))
+    return Tree(root, marker["base"], marker["commit"], digest, *_sources(finished))
+
+
+def _sources(repository: Repository) -> tuple[str, str]:
+    """Ids of what the binding and the kernels are compiled from; both in cutlass where a tree has it."""
+    csrc = repository.resolve("HEAD:csrc")
+    _, listed, _ = repository.attempt("ls-tree", "HEAD", "csrc/flash_attn/", "csrc/cutlass/")
+    kernels = [line for line in listed.splitlines() if not line.endswith("/flash_api.cpp")]
+    return csrc, hashlib.sha256("\n".join(kernels).encode()).hexdigest()
 
 
 def reusable(series: Series, pin: Upstream, root: Path) -> Tree | None:
@@ -239,7 +249,7 @@ def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path
             _keep(repository, root)
             shutil.rmtree(root)
         work.replace(root)
-        return Tree(root, base, commit, digest, Repository(root, SeriesError).resolve("HEAD:csrc"))
+        return Tree(root, base, commit, digest, *_sources(Repository(root, SeriesError)))
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -151,7 +151,7 @@ def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: 
     source = tmp_path / "source/csrc/flash_attn/src" / chosen[0].source
     source.parent.mkdir(parents=True)
     source.write_text("__global__ void kernel() { undeclared = 1; }\n")
-    tree = Tree(tmp_path / "source", "b" * 40, hashlib.sha1(os.urandom(8), usedforsecurity=False).hexdigest(), "d" * 64, "e" * 40)
+    tree = Tree(tmp_path / "source", "b" * 40, hashlib.sha1(os.urandom(8), usedforsecurity=False).hexdigest(), "d" * 64, "e" * 40, "f" * 64)
     plan = kernels.Plan(tree, tools, chosen, ("90",), tmp_path / "build")
     with pytest.raises(CompileError, match=r'(?s)error: identifier "undeclared" is undefined.*The full log is .*compile-\w+\.log'):
         kernels.compile_units(plan, kernels.kernel_units(plan), 1)

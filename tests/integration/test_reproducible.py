@@ -41,7 +41,7 @@ def compiled(target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch
     if cache is not None:
         monkeypatch.setenv("SCCACHE_DIR", str(cache))
     tools = toolchain.assemble(target, None, ROOT / "build", cache=cache is not None)
-    plan = kernels.Plan(Tree(clone / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40), tools, KERNEL, ("90",), clone / "build")
+    plan = kernels.Plan(Tree(clone / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64), tools, KERNEL, ("90",), clone / "build")
     done = kernels.compile_units(plan, kernels.kernel_units(plan), 1)
     library = clone / "library.so"
     run([tools.cxx, "-shared", "-s", "-o", library, *done.objects], error=WheelError, what="could not link")

@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> Tree:
         path = tmp_path / "source/csrc/flash_attn/src" / kernel.source
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"// {kernel.name}\n")
-    return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40)
+    return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
 
 
 def plan(tmp_path: Path, tools: Toolchain, chosen: tuple[matrix.Kernel, ...] = KERNELS, arch: str = "90") -> kernels.Plan:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scripts import matrix, series, tree
 from scripts.errors import SeriesError
 from scripts.git import Repository
-from tests.unit.conftest import BASE, checkout_of, message, write_files
+from tests.unit.conftest import BASE, HEADER, checkout_of, message, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
@@ -372,6 +372,21 @@ def test_after_an_export_the_tree_is_taken_as_it_is(make_series: Make, tmp_path:
     elsewhere = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "elsewhere")
     assert (again.commit, again.digest, again.sources) == (elsewhere.commit, elsewhere.digest, elsewhere.sources), "whoever made the commit"
     assert tree.export(applied.root, patches, check=True) == NOTHING
+
+
+def test_a_change_of_the_binding_is_none_of_the_kernels(make_series: Make, tmp_path: Path) -> None:
+    """Nor is one of Python files; a change of a header is one of both."""
+    api, header = "csrc/flash_attn/flash_api.cpp", "csrc/flash_attn/src/flash.h"
+    base = BASE | {api: "int api;\n", header: "int flash;\n"}
+    edits = {"none": ("setup.py", EDIT), "binding": (api, "int other;\n"), "both": (header, "int other;\n"), "cutlass": (HEADER, "// other\n")}
+    trees = {}
+    for name, (path, text) in edits.items():
+        (tmp_path / name).mkdir()
+        patches = make_series(("Change a file", {path: text}), base=base, folder=tmp_path / name)
+        trees[name] = tree.apply(series.read(patches), PIN, checkout_of(base), tmp_path / name / "source")
+    assert len({t.sources for t in trees.values()}) == 4
+    assert trees["binding"].kernel_sources == trees["none"].kernel_sources
+    assert len({t.kernel_sources for t in trees.values()}) == 3
 
 
 def test_files_and_comments_of_others_stay(make_series: Make, tmp_path: Path) -> None:
