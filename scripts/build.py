@@ -162,9 +162,10 @@ def build_one(loaded: matrix.Matrix, job: Job, options: argparse.Namespace, plac
     console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding")
     binding = kernels.binding_unit(plan)
     compiled = _compile(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
-    console.step("Linking")
-    extension = binding.target.parent / f"{flavour.extension}-{'-'.join(plan.architectures)}.so"
-    wheel.link(tools, compiled.objects, extension, build / "logs" / "link.log")
+    extension = binding.target.parent / f"{flavour.extension}-{kernels.folder_key(compiled.objects)}.so"
+    if not extension.exists():
+        console.step("Linking")
+        wheel.link(tools, compiled.objects, extension, build / "logs" / "link.log")
     if options.stock:
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{flavour.extension}.cpython-{tools.environment.tag[2:]}-x86_64-linux-gnu.so"
@@ -172,7 +173,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: argparse.Namespace, plac
         path.with_suffix(".part").replace(path)
     else:
         facts = wheel.provenance(loaded, job.target, patches, plan)
-        path = wheel.pack(loaded, job.target, plan, extension, facts, notice=ROOT / "NOTICE", dist=out, log=build / "logs" / "metadata.log")
+        path = wheel.pack(loaded, job.target, plan, extension, facts, notice=ROOT / "NOTICE", dist=out)
     content = path.read_bytes()
     built = Built(path, len(content), hashlib.sha256(content).hexdigest(), time.monotonic() - started, compiled)
     console.done(f"{path}  {built.size / 1e6:.1f} MB  {console.duration(built.seconds)}")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 from ninja import ninja_syntax
+from packaging.version import Version
 
 from scripts import console, files
 from scripts.errors import CompileError
@@ -48,7 +49,8 @@ NVCC_FLAGS = (
     "--expt-extended-lambda",
     "--use_fast_math",
 )
-CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
+CXX_FLAGS = ("-O3", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
+_CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream builds with 17
 # nvcc hashes the source's real path into the names of what is static in a kernel file; the last one given counts.
 _NAMED = "-Xcudafe=--orig_src_path_name"
 _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
@@ -151,13 +153,24 @@ def _site(plan: Plan) -> str:
     return os.path.relpath(plan.toolchain.environment.site.resolve(), plan.tree.root.resolve())
 
 
+def folder_key(objects: Sequence[Path]) -> str:
+    """What tells one choice of objects from another: their folders follow from their content."""
+    return _digest([f"{path.parent.name}/{path.name}" for path in objects])
+
+
 def _includes(plan: Plan, *, torch: bool) -> list[str]:
     toolchain = plan.toolchain
     folders: list[str | Path] = [*toolchain.toolkit.include]
     words = [f"-I{folder}" for folder in _INCLUDES]
     if torch:
         site, env = _site(plan), toolchain.environment
-        folders = [f"{site}/torch/include", f"{site}/torch/include/torch/csrc/api/include", env.include, *folders, env.cuda / "include"]
+        folders = [
+            f"{site}/torch/include",
+            f"{site}/torch/include/torch/csrc/api/include",
+            env.include,
+            *folders,
+            f"{site}/{env.cuda.relative_to(env.site)}/include",
+        ]
         words += [_abi(toolchain)]
     return [*words, *(word for folder in folders for word in ("-isystem", str(folder)))]  # apart: nvcc does not take them joined
 
@@ -223,6 +236,7 @@ def _cxx(plan: Plan) -> str:
     words: list[str | Path] = [
         plan.toolchain.cxx,
         *CXX_FLAGS,
+        "-std=c++20" if Version(plan.toolchain.environment.torch) >= _CXX20_FROM else "-std=c++17",
         f"-DTORCH_EXTENSION_NAME={plan.flavour.extension}",
         *masks(plan.kernels),
         *plan.flavour.defines,

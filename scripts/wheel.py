@@ -22,6 +22,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from wheel.wheelfile import WheelFile
 
+from scripts import files
 from scripts.errors import WheelError
 from scripts.kernels import FORK, flags_used
 from scripts.matrix import spell_kernels
@@ -112,8 +113,16 @@ def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path)
     aside.replace(target)
 
 
-def _metadata(tree: Tree, toolchain: Toolchain, log: Path) -> Message:
-    """Upstream's metadata, as its own setup.py gives it."""
+def _metadata(tree: Tree, toolchain: Toolchain, build: Path) -> Message:
+    """Upstream's metadata, as its own setup.py gives it; kept, because that takes some seconds."""
+    kept = build / "metadata" / f"{tree.commit}-{toolchain.environment.tag}"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        files.write(kept, _ask_setup(tree, toolchain, build / "logs" / "metadata.log"))
+    return Parser().parsestr(kept.read_text(encoding="utf-8"))
+
+
+def _ask_setup(tree: Tree, toolchain: Toolchain, log: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source"
         shutil.copytree(tree.root, source, ignore=shutil.ignore_patterns(".git", "cutlass"))
@@ -124,7 +133,7 @@ def _metadata(tree: Tree, toolchain: Toolchain, log: Path) -> Message:
         env = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "FLASH_ATTENTION_FORCE_BUILD": "TRUE", "CUDA_HOME": ""}
         command: list[str | Path] = [toolchain.environment.python, "setup.py", "--quiet", "egg_info", "--egg-base", folder]
         run(command, error=WheelError, what="upstream's setup.py gave no metadata", hint="Does a patch touch setup.py?", cwd=source, env=env, log=log)
-        return Parser().parsestr((Path(folder) / "flash_attn.egg-info/PKG-INFO").read_text(encoding="utf-8"))
+        return (Path(folder) / "flash_attn.egg-info/PKG-INFO").read_text(encoding="utf-8")
 
 
 def _fork_metadata(upstream: Message, matrix: Matrix, target: Target, python: str) -> str:
@@ -189,14 +198,14 @@ def _build_tag(plan: Plan) -> str:
     return f"{len(plan.kernels) * len(plan.architectures)}_{'_'.join(words)}"
 
 
-def pack(matrix: Matrix, target: Target, plan: Plan, extension: Path, facts: dict[str, Any], *, notice: Path, dist: Path, log: Path) -> Path:
+def pack(matrix: Matrix, target: Target, plan: Plan, extension: Path, facts: dict[str, Any], *, notice: Path, dist: Path) -> Path:
     """Write the wheel into ``dist``, aside and then renamed."""
     tree, tag = plan.tree, plan.toolchain.environment.tag
     version = matrix.version(target)
     info = f"flash_attn-{version}.dist-info"
     build_tag = _build_tag(plan)
     name = f"flash_attn-{version}-{build_tag}-{tag}-{tag}-linux_x86_64.whl"
-    metadata = _fork_metadata(_metadata(tree, plan.toolchain, log), matrix, target, f"{tag[2]}.{tag[3:]}")
+    metadata = _fork_metadata(_metadata(tree, plan.toolchain, plan.build), matrix, target, f"{tag[2]}.{tag[3:]}")
     wheel = (
         f"Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\nBuild: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
     )

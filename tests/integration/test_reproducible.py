@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import kernels, matrix, toolchain
+from scripts import files, kernels, matrix, toolchain
 from scripts.errors import CompileError, WheelError
 from scripts.process import run
 from scripts.tree import Tree
@@ -54,6 +54,9 @@ def test_what_a_clone_compiled_answers_another_and_is_what_it_would_have_compile
     cache = tmp_path / "cache"
     first, cold = compiled(target, tmp_path / "one", monkeypatch, cache)
     second, warm = compiled(target, tmp_path / "another/with/a/longer/path", monkeypatch, cache)
+    # As another user, whose copies of the kernel files lie elsewhere.
+    ours = files.cache
+    monkeypatch.setattr(files, "cache", lambda part: tmp_path / "another-user" if part == "units" else ours(part))
     alone, uncached = compiled(target, tmp_path / "without-a-cache", monkeypatch, None)
     assert cold.cache_hits == 0
     assert (warm.cache_misses, warm.built) == (0, 1)

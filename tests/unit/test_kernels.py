@@ -166,3 +166,22 @@ def test_durations_read_back_to_the_second(seconds: int) -> None:
     for number, unit in [(part[:-1], part[-1]) for part in console.duration(seconds).replace("h", "h ").replace("m", "m ").split()]:
         total += int(number) * {"h": 3600, "m": 60, "s": 1}[unit]
     assert total == seconds
+
+
+@pytest.mark.parametrize(("torch", "standard"), [("2.11.0+cu130", "c++17"), ("2.13.0", "c++17"), ("2.14.1+cu130", "c++20"), ("2.15.0", "c++20")])
+def test_the_binding_is_compiled_for_the_standard_that_its_torch_asks_for(tmp_path: Path, torch: str, standard: str) -> None:
+    tools = toolchain(tmp_path, 'echo "$@" >> "$0.args"; touch "$last"\n')
+    planned = plan(tmp_path, dataclasses.replace(tools, for_python=dataclasses.replace(tools.environment, torch=torch)))
+    kernels.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
+    for command in (tmp_path / "compiler.args").read_text().splitlines():
+        assert f"-std={standard if '.cu ' not in command else 'c++17'}" in command
+
+
+def test_one_choice_of_objects_is_one_extension(tmp_path: Path) -> None:
+    """Linked once; another kernel, or the same one from other sources, is another."""
+    tools = toolchain(tmp_path, "")
+    units = [u.target for u in kernels.kernel_units(plan(tmp_path, tools))]
+    elsewhere = [Path("/other") / p.parent.name / p.name for p in units]
+    assert kernels.folder_key(units) == kernels.folder_key(elsewhere)
+    others = [u.target for u in kernels.kernel_units(plan(tmp_path, tools, arch="80"))]
+    assert len({kernels.folder_key(u) for u in (units, units[1:], others)}) == 3
