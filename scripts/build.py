@@ -249,23 +249,34 @@ def _jobs(loaded: matrix.Matrix, options: argparse.Namespace) -> list[Job]:
     return jobs
 
 
+def _made(loaded: matrix.Matrix, job: Job) -> set[matrix.Kernel]:
+    """The kernels of a job whose objects are there."""
+    applied, tools = maintain.standing(loaded), toolchain.present(job.target, maintain.BUILD)
+    if applied is None or tools is None:
+        return set()
+    units = kernels.kernel_units(kernels.Plan(applied, tools, job.kernels, job.architectures, maintain.BUILD))
+    return {k for k in job.kernels if any(unit.target.stem == k.name and unit.target.exists() for unit in units)}
+
+
 def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool) -> None:
-    """Say what several builds will take, before the first. Kernels serve every Python and torch of one toolkit."""
-    table = Table("target", "Python", "makes", "kernel files", "arch", "CPU time, nothing cached")
-    seen: set[tuple[str, tuple[str, ...], matrix.Kernel]] = set()
+    """Say what builds will take, before the first. Kernels serve every Python and torch of one toolkit."""
+    table = Table("target", "Python", "makes", "kernel files", "there", "to compile", "arch", "CPU time, nothing cached")
+    seen: dict[tuple[str, tuple[str, ...]], set[matrix.Kernel]] = {}
     for job in jobs:
-        fresh = {(job.target.toolkit, job.architectures, k) for k in job.kernels} - (set() if stock else seen)
-        seen |= fresh
-        seconds = sum(kernels.seconds_expected(k, len(job.architectures)) for _, _, k in fresh)
-        what = kernels.STOCK.extension if stock else f"flash_attn {loaded.version(job.target)}"
-        shared = f" ({len(job.kernels) - len(fresh)} from above)" if len(fresh) < len(job.kernels) else ""
+        key = (job.target.toolkit, job.architectures)
+        there = set() if stock else seen.get(key, set()) | _made(loaded, job)
+        fresh = set(job.kernels) - there
+        seen[key] = there | fresh
+        seconds = sum(kernels.seconds_expected(k, len(job.architectures)) for k in fresh)
         table.add_row(
             job.target.name,
             job.python,
-            what,
-            f"{len(job.kernels)}{shared}",
+            kernels.STOCK.extension if stock else f"flash_attn {loaded.version(job.target)}",
+            str(len(job.kernels)),
+            str(len(job.kernels) - len(fresh)),
+            f"{len(fresh)} and the binding" if fresh else "the binding",
             ", ".join(job.architectures),
-            console.duration(seconds) if seconds else "the binding",
+            console.duration(seconds + 40),
         )
     console.out.print(table)
 

@@ -61,11 +61,16 @@ def apply(
     return patches, applied
 
 
+def standing(loaded: matrix.Matrix) -> tree.Tree | None:
+    """build/source, where it is the series as patches/ has it."""
+    return tree.reusable(series.read(PATCHES), loaded.upstream, SOURCE)
+
+
 @contextmanager
 def view(source: upstream.Source) -> Iterator[tuple[series.Series, tree.Tree]]:
     """The series as commits, to look at: build/source where it is just that, else a tree that goes again. Nobody's work is touched."""
     loaded, patches = load(), series.read(PATCHES)
-    if (there := tree.reusable(patches, loaded.upstream, SOURCE)) is not None:
+    if (there := standing(loaded)) is not None:
         yield patches, there
         return
     checkout = find(loaded, source)

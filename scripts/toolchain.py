@@ -184,6 +184,10 @@ def installed_toolkit(release: str) -> tuple[Toolkit | None, list[str]]:
     return None, passed
 
 
+def _index_folder(target: Target, shared: Path) -> Path:
+    return shared / "-".join((target.toolkit, *TOOLKIT_PARTS))
+
+
 def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
     """The machine's toolkit when it fits the target, else the package index's, in a folder that every clone shares.
 
@@ -193,7 +197,7 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
     if found:
         return found
     reason = "; ".join(passed) or "the machine has none"
-    folder = shared / "-".join((target.toolkit, *TOOLKIT_PARTS))
+    folder = _index_folder(target, shared)
     root = folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
     shared.mkdir(parents=True, exist_ok=True)
     with FileLock(shared / "lock"):
@@ -264,3 +268,10 @@ def assemble(target: Target, python_version: str | None, build: Path, *, cache: 
         check_headers(env)
     tools = toolkit(target, files.cache("toolkit"), logs)
     return Toolchain(tools, cxx, _host_version(cxx), _tool("ninja"), _tool("sccache") if cache else None, env)
+
+
+def present(target: Target, build: Path) -> Toolchain | None:
+    """What compiles a target's kernels, where nothing need be installed for that."""
+    if installed_toolkit(target.cuda)[0] is None and not _index_folder(target, files.cache("toolkit")).is_dir():
+        return None
+    return assemble(target, None, build, cache=True)

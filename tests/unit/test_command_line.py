@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import __main__, build, files, kernels, maintain, toolchain, verify
+from scripts import __main__, build, files, kernels, maintain, toolchain, tree, verify
 from scripts.errors import ToolchainError, UsageError, WheelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,11 +107,31 @@ def test_list_and_dry_run_do_nothing_but_tell() -> None:
 
 
 def test_several_builds_are_planned_first_and_share_their_kernels() -> None:
-    dry = scripts("build", "--dry-run", "--target", "cu130-torch2.11*", "--python", "3.11,3.12", "--kernels", "hdim64,fp16,fwd", "--arch", "90")
+    """For an architecture that nobody builds for, so that no object of it is there."""
+    dry = scripts("build", "--dry-run", "--target", "cu130-torch2.11*", "--python", "3.11,3.12", "--kernels", "hdim64,fp16,fwd", "--arch", "121")
     rows = [line for line in dry.stdout.splitlines() if "cu130-torch2.11" in line]
     assert len(rows) == 4, dry.stdout
-    assert "from above" not in rows[0]
-    assert all("(2 from above)" in row and "the binding" in row for row in rows[1:])
+    assert re.search(r"2\W+0\W+2 and the binding\W+121\W+5m20s", rows[0])
+    assert all(re.search(r"2\W+2\W+the binding\W+121\W+40s", row) for row in rows[1:])
+
+
+def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = maintain.load()
+    target = loaded.default()
+    job = build.Job(target, "3.12", target.kernels, ("90",))
+    applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
+    tools = toolchain.Toolchain(toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"), tmp_path, "g++ 12", tmp_path, None, None)
+    monkeypatch.setattr(maintain, "BUILD", tmp_path)
+    monkeypatch.setattr(maintain, "standing", lambda loaded: applied)
+    monkeypatch.setattr(toolchain, "present", lambda target, folder: tools)
+    assert build._made(loaded, job) == set()
+    for unit in kernels.kernel_units(kernels.Plan(applied, tools, target.kernels[:3], ("90",), tmp_path)):
+        unit.target.parent.mkdir(parents=True, exist_ok=True)
+        unit.target.touch()
+    assert build._made(loaded, job) == set(target.kernels[:3])
+    assert build._made(loaded, dataclasses.replace(job, architectures=("80",))) == set()
+    monkeypatch.setattr(toolchain, "present", lambda target, folder: None)
+    assert build._made(loaded, job) == set()
 
 
 def test_a_failed_build_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
