@@ -83,7 +83,7 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
         assert not report.kernels
         return
     target = MATRIX.default()
-    tools = toolchain.assemble(target, None, ROOT / "build", cache=True)
+    tools = toolchain.assemble(target, toolchain.check_python(target, None), ROOT / "build", cache=True)
     plan = kernels.Plan(applied, tools, chosen, ("90",), root / "build")
     compiled = kernels.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], None)
     assert all(path.stat().st_size > 100_000 for path in compiled.objects)
