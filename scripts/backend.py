@@ -16,7 +16,7 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
     Returns:
         The wheel's file name.
     """
-    project = Path.cwd().parent if (Path.cwd().parent / "wheel_matrix.toml").is_file() else Path("/project")
+    project = Path.cwd().parent  # a frontend calls hooks in the package's folder
     with tempfile.TemporaryDirectory(dir=wheel_directory) as folder:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         command = [sys.executable, "-m", "scripts", "build", "--python", python, "--out", folder, *shlex.split(os.environ["FA2_BUILD"])]

@@ -316,6 +316,7 @@ class _CacheStats:
     misses: int = 0
     refused: tuple[str, ...] = ()  # why calls could not be cached at all
     location: str = ""
+    version: str = ""
 
 
 def _cache_stats(toolchain: Toolchain, env: dict[str, str]) -> _CacheStats:
@@ -332,11 +333,11 @@ def _cache_stats(toolchain: Toolchain, env: dict[str, str]) -> _CacheStats:
         hits, misses = (sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses"))
         # What was compiled is written after the compiler's answer was passed on; the server must live until then.
         if stats["cache_writes"] + stats["cache_write_errors"] >= misses or time.monotonic() > deadline:
-            return _CacheStats(hits, misses, tuple(stats["not_cached"]), answer["cache_location"])
+            return _CacheStats(hits, misses, tuple(stats["not_cached"]), answer["cache_location"], answer["version"])
         time.sleep(0.05)
 
 
-def _check_cache(stats: _CacheStats, units: Sequence[Unit]) -> None:
+def _check_cache(stats: _CacheStats, tools: Toolchain, units: Sequence[Unit]) -> None:
     """A cache that does not answer costs hours and says nothing; so we do.
 
     Raises:
@@ -348,20 +349,27 @@ def _check_cache(stats: _CacheStats, units: Sequence[Unit]) -> None:
             f"the compile cache could not keep some calls: {', '.join(stats.refused)}. Those are options in scripts/kernels.py "
             "that it does not know what to do with. The objects are kept; --no-cache builds without."
         )
-    folder = re.search(r'"(.+)"', stats.location)
-    # A cache that was deleted and made anew is another one.
-    place = (stats.location, Path(folder[1]).stat().st_ino if folder and Path(folder[1]).exists() else 0)
-    marks = [files.cache("compiled") / _digest(*place) / f"{unit.key}-{unit.target.stem}" for unit in units if unit.key and unit.rule == "nvcc"]
-    seen = [mark for mark in marks if mark.exists()]
+    # With compilers elsewhere, or another sccache, it misses rightly.
+    place = _digest(stats.location, stats.version, tools.toolkit.nvcc, tools.cxx)
+    marks = [files.cache("compiled") / place / f"{unit.key}-{unit.target.stem}" for unit in units if unit.key and unit.rule == "nvcc"]
+    seen = [mark.stat().st_mtime for mark in marks if mark.exists()]
     for mark in marks:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
-    if seen and not stats.hits and "SCCACHE_RECACHE" not in os.environ:
+    if seen and not stats.hits and "SCCACHE_RECACHE" not in os.environ and _has_entry_before(stats.location, max(seen)):
         raise CompileError(
             f"the compile cache ({stats.location}) answered none of {stats.misses} calls, though {len(seen)} of these files went through it before. "
             "Either it is too small and dropped them (SCCACHE_CACHE_SIZE), or the commands differ from run to run, which is a fault of "
             "scripts/kernels.py. The objects are kept: the same command now goes on with them."
         )
+
+
+def _has_entry_before(location: str, moment: float) -> bool:
+    """Whether a cache still has anything from before; one that was emptied since cannot answer. True of a cache that is no folder here."""
+    folder = re.search(r'"(.+)"', location)
+    if folder is None:
+        return True
+    return any(path.is_file() and path.stat().st_mtime <= moment for path in Path(folder[1]).rglob("*"))
 
 
 @contextmanager
@@ -440,7 +448,7 @@ def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compil
     if status != 0:
         raise CompileError(_failure(tail, log, status))
     if toolchain.sccache is not None and pending:
-        _check_cache(stats, pending)
+        _check_cache(stats, toolchain, pending)
     return Compiled(objects, finished, time.monotonic() - started, stats.hits, stats.misses)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,14 +68,24 @@ def test_what_a_clone_compiled_answers_another_and_is_what_it_would_have_compile
     assert b"csrc/flash_attn/src/flash_fwd_launch_template.h" in first
 
 
-def test_a_cache_that_answers_nothing_it_was_asked_before_is_an_error(target: matrix.Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_cache_that_answers_nothing_it_was_asked_before_is_an_error(
+    target: matrix.Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emptied: bool
+) -> None:
+    """Unless it was emptied since, which is the user's right."""
+    monkeypatch.setattr(files, "cache", lambda part: tmp_path / "user-cache" / part)
     cache = tmp_path / "cache"
     compiled(target, tmp_path / "one", monkeypatch, cache)
     for entry in [p for p in cache.rglob("*") if p.is_file()]:
         entry.unlink()
-    with pytest.raises(CompileError, match=r"answered none of \d+ calls, though 1 of these files went through it before"):
-        compiled(target, tmp_path / "two", monkeypatch, cache)
+    if emptied:
+        assert compiled(target, tmp_path / "two", monkeypatch, cache)[1].cache_hits == 0
+    else:
+        (cache / "0").mkdir(exist_ok=True)
+        (cache / "0/of-something-else").touch()
+        os.utime(cache / "0/of-something-else", (1, 1))
+        with pytest.raises(CompileError, match=r"answered none of \d+ calls, though 1 of these files went through it before"):
+            compiled(target, tmp_path / "two", monkeypatch, cache)
     assert list((tmp_path / "two/build/kernels").rglob("*.o")), "the object is kept"
 
 

@@ -62,6 +62,27 @@ def test_the_settings_are_cibuildwheel_s_own_words(tmp_path: Path) -> None:
     assert built.audit_command == ["/usr/bin/python3 -m scripts audit {wheel}"]
 
 
+def test_the_backend_builds_for_its_own_python_and_hands_over_the_one_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real interface of a build frontend and a stand-in for our build."""
+    from scripts import backend
+
+    for folder in ("project/scripts", "project/package", "out"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "project/scripts/__main__.py").write_text(
+        "import pathlib, sys\npathlib.Path(sys.argv[sys.argv.index('--out') + 1], 'a-1.whl').write_text(' '.join(sys.argv[1:]))\n"
+    )
+    monkeypatch.chdir(tmp_path / "project/package")
+    monkeypatch.setenv("FA2_BUILD", "--target 'a target' --kernels hdim64")
+    assert backend.build_wheel(str(tmp_path / "out")) == "a-1.whl"
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["a-1.whl"]
+    asked = (tmp_path / "out/a-1.whl").read_text()
+    assert asked.startswith(f"build --python {sys.version_info.major}.{sys.version_info.minor} --out ")
+    assert asked.endswith("--target a target --kernels hdim64")
+    (tmp_path / "project/scripts/__main__.py").write_text("raise SystemExit(8)\n")
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 8"):
+        backend.build_wheel(str(tmp_path / "out"))
+
+
 def test_an_image_that_is_not_there_says_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ToolchainError, match=r"no container engine: .*podman is not installed"):
