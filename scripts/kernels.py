@@ -51,8 +51,9 @@ NVCC_FLAGS = (
 )
 CXX_FLAGS = ("-O3", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
 _CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream builds with 17
-# nvcc hashes the source's real path into the names of what is static in a kernel file; the last one given counts.
-_NAMED = "-Xcudafe=--orig_src_path_name"
+# nvcc puts a hash of the source's real path, one of the working directory and its process id into the names of what is
+# static in a kernel file. The first is the last path given; the seed takes the others' place.
+_NAMED = "-Xcudafe=--orig_src_path_name -Xcudafe=$source --frandom-seed=$source"
 _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
 
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
@@ -228,7 +229,7 @@ def _nvcc(plan: Plan) -> str:
         *plan.flavour.defines,
     ]
     words += _includes(plan, torch=plan.flavour.torch_in_kernels)
-    return f"{quoted(words)} {_NAMED} -Xcudafe=$source -c $staged"
+    return f"{quoted(words)} {_NAMED} -c $staged"
 
 
 def _cxx(plan: Plan) -> str:
