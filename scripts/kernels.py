@@ -50,6 +50,9 @@ NVCC_FLAGS = (
     "--use_fast_math",
 )
 CXX_FLAGS = ("-O3", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
+# What machine code shrinks to a quarter with; an object of 13.0 asks for a driver that can unpack it anyway (R580).
+_COMPRESS = ("--compress-mode=size",)
+_COMPRESS_FROM = Version("13.0")
 _CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream builds with 17
 # nvcc puts a hash of the source's real path, one of the working directory and its process id into the names of what is
 # static in a kernel file. The first is the last path given; the seed takes the others' place.
@@ -134,6 +137,12 @@ def gencode(architectures: Sequence[str]) -> list[str]:
     return [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
 
 
+def nvcc_flags(plan: Plan) -> list[str]:
+    """The flags that decide what a kernel file becomes; they go into a wheel's provenance."""
+    compress = _COMPRESS if Version(plan.toolchain.toolkit.release) >= _COMPRESS_FROM else ()
+    return [*NVCC_FLAGS, *compress, *gencode(plan.architectures)]
+
+
 def job_limit(asked: int | None, largest: float) -> tuple[int, str]:
     """How many compilers may run at once, and why: by the cores, and by the memory each may need."""
     if asked is not None:
@@ -185,7 +194,7 @@ def kernel_units(plan: Plan) -> list[Unit]:
     tools = plan.toolchain
     torch = (tools.environment.torch, _abi(tools)) if plan.flavour.torch_in_kernels else None
     compilers = (tools.toolkit.version, tools.cxx_version)
-    key = _digest(plan.tree.kernel_sources, *compilers, torch, NVCC_FLAGS, _NAMED, plan.flavour.defines, sorted(plan.architectures))
+    key = _digest(plan.tree.kernel_sources, *compilers, torch, nvcc_flags(plan), _NAMED, plan.flavour.defines)
     folder = plan.build / "kernels" / key
     count = len(plan.architectures)
     units = [
@@ -198,7 +207,8 @@ def binding_unit(plan: Plan) -> Unit:
     """``flash_api.cpp``: it alone depends on Python, torch's ABI and the choice of kernels."""
     tools = plan.toolchain
     parts = (tools.environment.torch, tools.environment.tag, _abi(tools), tools.toolkit.version, tools.cxx_version)
-    key = _digest(plan.tree.sources, *parts, CXX_FLAGS, plan.flavour.extension, plan.flavour.defines, masks(plan.kernels))
+    flavour = plan.flavour
+    key = _digest(plan.tree.sources, *parts, CXX_FLAGS, flavour.extension, flavour.defines, masks(plan.kernels))
     return Unit("csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9, key)
 
 
@@ -222,8 +232,7 @@ def _nvcc(plan: Plan) -> str:
     tools = plan.toolchain
     words: list[str | Path] = [
         tools.toolkit.nvcc,
-        *NVCC_FLAGS,
-        *gencode(plan.architectures),
+        *nvcc_flags(plan),
         f"-ccbin={tools.cxx}",
         "-Xcompiler=-fPIC",
         *plan.flavour.defines,
@@ -471,8 +480,3 @@ def _failure(lines: list[str], log: Path, status: int) -> str:
     elif "No space left" in text:
         hint = "The disk is full: free some space and run the same command again; what was compiled is kept."
     return f"{lines[at].removeprefix('FAILED: ').strip()} failed:\n  {command}\n{last_lines(text)}\nThe full log is {log}. {hint}"
-
-
-def flags_used(architectures: Sequence[str]) -> list[str]:
-    """The compiler flags that go into a wheel's provenance."""
-    return [*NVCC_FLAGS, *gencode(architectures)]

@@ -24,7 +24,7 @@ from wheel.wheelfile import WheelFile
 
 from scripts import files
 from scripts.errors import WheelError
-from scripts.kernels import FORK, flags_used
+from scripts.kernels import FORK, nvcc_flags
 from scripts.matrix import spell_kernels
 from scripts.process import run
 
@@ -188,7 +188,7 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
         "architectures": list(plan.architectures),
         "cuda": target.cuda,
         "torch": target.torch,
-        "nvcc": {"version": plan.toolchain.toolkit.version, "flags": flags_used(plan.architectures)},
+        "nvcc": {"version": plan.toolchain.toolkit.version, "flags": nvcc_flags(plan)},
     }
 
 
