@@ -49,6 +49,12 @@ def verify(session: nox.Session) -> None:
 
 
 @nox.session
+def emulate(session: nox.Session) -> None:
+    """Run the kernels without a GPU, interpreted; finds faults, proves nothing."""
+    _command(session)
+
+
+@nox.session
 def apply(session: nox.Session) -> None:
     """Apply the patch series to upstream, in build/source."""
     _command(session)

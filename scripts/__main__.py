@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import build, console, maintain, verify, wheel
+from scripts import build, console, emulator, maintain, verify, wheel
 from scripts.errors import BuildError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     build.add_command(commands)
+    emulator.add_command(commands)
     check = commands.add_parser(
         "verify",
         help="prove wheels",

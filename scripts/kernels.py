@@ -80,6 +80,7 @@ class Flavour:
     extension: str
     defines: tuple[str, ...] = ()
     torch_in_kernels: bool = False  # upstream's own kernel files include torch, ours do not
+    stand_ins: Path | None = None  # headers in the place of torch's for CUDA; kernels are left as PTX, which a GPU's driver never sees
 
 
 FORK = Flavour("flash_attn_2_cuda")
@@ -139,6 +140,8 @@ def gencode(architectures: Sequence[str]) -> list[str]:
 
 def nvcc_flags(plan: Plan) -> list[str]:
     """The flags that decide what a kernel file becomes; they go into a wheel's provenance."""
+    if plan.flavour.stand_ins:
+        return [*NVCC_FLAGS, "-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"]
     compress = _COMPRESS if Version(plan.toolchain.toolkit.release) >= _COMPRESS_FROM else ()
     return [*NVCC_FLAGS, *compress, *gencode(plan.architectures)]
 
@@ -208,7 +211,8 @@ def binding_unit(plan: Plan) -> Unit:
     tools = plan.toolchain
     parts = (tools.environment.torch, tools.environment.tag, _abi(tools), tools.toolkit.version, tools.cxx_version)
     flavour = plan.flavour
-    key = _digest(plan.tree.sources, *parts, CXX_FLAGS, flavour.extension, flavour.defines, masks(plan.kernels))
+    others = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(flavour.stand_ins.rglob("*.h"))] if flavour.stand_ins else []
+    key = _digest(plan.tree.sources, *parts, CXX_FLAGS, flavour.extension, flavour.defines, masks(plan.kernels), *others)
     return Unit("csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9, key)
 
 
@@ -251,6 +255,8 @@ def _cxx(plan: Plan) -> str:
         *masks(plan.kernels),
         *plan.flavour.defines,
     ]
+    if plan.flavour.stand_ins:
+        words.append(f"-I{os.path.relpath(plan.flavour.stand_ins, plan.tree.root)}")
     # The messages of torch's checks name its headers; where they lay is nobody's business.
     words += [*_includes(plan, torch=True), f"-ffile-prefix-map={_site(plan)}/="]
     return f"{quoted(words)} -c $source"

@@ -13,6 +13,7 @@ from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_
 from torch import Tensor
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+DEVICE = "cuda"  # tests/emulator sets another
 KERNELS = frozenset(flash_attn.fork_info()["kernels"])
 
 
@@ -91,7 +92,7 @@ class Config:
     def kwargs(self) -> dict[str, Any]:
         slopes = None
         if self.alibi:
-            slopes = torch.tensor([2.0 ** (-8 * (i + 1) / self.heads) for i in range(self.heads)], device="cuda")
+            slopes = torch.tensor([2.0 ** (-8 * (i + 1) / self.heads) for i in range(self.heads)], device=DEVICE)
         return {"causal": self.causal, "window_size": self.window, "softcap": self.softcap, "alibi_slopes": slopes}
 
     def lacks(self, *passes: str) -> list[str]:
@@ -118,7 +119,7 @@ class Sequence:
     def draw(cls, config: Config, len_q: int, len_k: int, generator: torch.Generator) -> Sequence:
         def normal(length: int, heads: int) -> Tensor:
             shape = (length, heads, config.head_dim)
-            return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(DTYPES[config.dtype])
+            return torch.randn(shape, generator=generator, device=DEVICE, dtype=torch.float32).to(DTYPES[config.dtype])
 
         return cls(normal(len_q, config.heads), normal(len_k, config.heads_k), normal(len_k, config.heads_k))
 
@@ -136,7 +137,7 @@ class Draw:
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.generator = torch.Generator("cuda").manual_seed(self.seed)
+        self.generator = torch.Generator(DEVICE).manual_seed(self.seed)
 
     def sequence(self, config: Config, len_q: int, len_k: int) -> Sequence:
         return Sequence.draw(config, len_q, len_k, self.generator)
@@ -156,7 +157,7 @@ def varlen(config: Config, sequences: list[Sequence], which: int = 0, slack: int
     """Sequences packed end to end; ``slack`` and ``slack_q`` are added to the longest key and query lengths that the call names."""
 
     def cumulative(lengths: list[int]) -> Tensor:
-        return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+        return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
 
     len_q, len_k = [len(s.q) for s in sequences], [len(s.k) for s in sequences]
     cu_q, cu_k = cumulative(len_q), cumulative(len_k)
@@ -171,14 +172,14 @@ def cache(config: Config, sequences: list[Sequence], capacity: int, which: int =
 
     def filled(name: str) -> Tensor:
         sample = getattr(sequences[0], name)
-        buffer = torch.full((len(sequences), capacity, *sample.shape[1:]), poison, dtype=sample.dtype, device="cuda")
+        buffer = torch.full((len(sequences), capacity, *sample.shape[1:]), poison, dtype=sample.dtype, device=DEVICE)
         for i, sequence in enumerate(sequences):
             keys = getattr(sequence, name)
             buffer[i, : len(keys)] = keys
         return buffer
 
     q = torch.stack([s.q for s in sequences])
-    lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device="cuda")
+    lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device=DEVICE)
     out, lse = flash_attn_with_kvcache(q, filled("k"), filled("v"), cache_seqlens=lengths, return_softmax_lse=True, **config.kwargs())
     return Rows(out[which], lse[which])
 
@@ -186,19 +187,19 @@ def cache(config: Config, sequences: list[Sequence], capacity: int, which: int =
 def paged(config: Config, sequences: list[Sequence], generator: torch.Generator, which: int = 0, page: int = 256) -> Rows:
     """A paged KV cache with its pages in random order; unused slots hold NaN."""
     per_sequence = max(math.ceil(len(s.k) / page) for s in sequences) + 1
-    table = torch.randperm(per_sequence * len(sequences), generator=generator, device="cuda").to(torch.int32)
+    table = torch.randperm(per_sequence * len(sequences), generator=generator, device=DEVICE).to(torch.int32)
     table = table.view(len(sequences), per_sequence)
 
     def pages(name: str) -> Tensor:
         sample = getattr(sequences[0], name)
-        buffer = torch.full((table.numel(), page, *sample.shape[1:]), math.nan, dtype=sample.dtype, device="cuda")
+        buffer = torch.full((table.numel(), page, *sample.shape[1:]), math.nan, dtype=sample.dtype, device=DEVICE)
         for i, sequence in enumerate(sequences):
             for j, part in enumerate(getattr(sequence, name).split(page)):
                 buffer[int(table[i, j]), : len(part)] = part
         return buffer
 
     q = torch.stack([s.q for s in sequences])
-    lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device="cuda")
+    lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device=DEVICE)
     out, lse = flash_attn_with_kvcache(
         q, pages("k"), pages("v"), cache_seqlens=lengths, block_table=table, return_softmax_lse=True, **config.kwargs()
     )
@@ -208,7 +209,7 @@ def paged(config: Config, sequences: list[Sequence], generator: torch.Generator,
 def reference(config: Config, sequence: Sequence, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Rows:
     """Attention by its definition, in ``dtype`` throughout; only ``rows`` of the queries where given."""
     len_q, len_k = len(sequence.q), len(sequence.k)
-    index = torch.arange(len_q, device="cuda") if rows is None else rows
+    index = torch.arange(len_q, device=DEVICE) if rows is None else rows
     groups = config.heads // config.heads_k
     q = sequence.q[index].to(dtype).transpose(0, 1)
     k = sequence.k.to(dtype).repeat_interleave(groups, 1).transpose(0, 1)
@@ -217,13 +218,13 @@ def reference(config: Config, sequence: Sequence, rows: Tensor | None = None, dt
     if config.softcap:
         scores = config.softcap * torch.tanh(scores / config.softcap)
     diagonal = (index + len_k - len_q)[:, None]
-    column = torch.arange(len_k, device="cuda")[None]
+    column = torch.arange(len_k, device=DEVICE)[None]
     if config.alibi:
         slopes = config.kwargs()["alibi_slopes"].to(dtype)
         bias = -(diagonal - column).abs() if not config.causal else column - diagonal
         scores = scores + slopes[:, None, None] * bias
     left, right = config.window
-    hidden = torch.zeros(scores.shape[1:], dtype=torch.bool, device="cuda")
+    hidden = torch.zeros(scores.shape[1:], dtype=torch.bool, device=DEVICE)
     if config.causal:
         right = 0
     if left >= 0:

@@ -1,0 +1,153 @@
+"""Run the kernels where there is no GPU: nvcc's PTX of them, interpreted (``tests/emulator``), behind the real binding and Python package.
+
+It shows wrong results, bits that depend on what they must not, reads and writes outside allocations, misaligned addresses
+and races in shared memory. It proves nothing of a wheel: ptxas, machine code, timing and the GPU's own rounding are
+not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts import console, kernels, maintain, matrix, toolchain, upstream
+from scripts.errors import CompileError, ToolchainError, VerifyError
+from scripts.process import run
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from typing import Any
+
+    from scripts.matrix import Kernel, Target
+
+SUITE = maintain.ROOT / "tests/emulator"
+KERNELS = "hdim32,fp16,fwd,split"
+FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim")
+_SOURCES = ("allocator", "decode", "machine", "runtime")
+_PACKAGES = ("pytest>=8.4", "hypothesis>=6.130", "einops")
+# Fused multiply-adds where PTX has them and nowhere else.
+_CXX = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
+
+
+def _objects(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
+    """The interpreter, compiled; in a folder that follows from its sources."""
+    env = tools.environment
+    sources = [SUITE / f"{name}.cpp" for name in _SOURCES]
+    parts = [path.read_bytes() for path in (*sources, *sorted(SUITE.glob("*.h")))] + [repr((env.torch, tools.cxx_version, _CXX)).encode()]
+    place = folder / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    place.mkdir(parents=True, exist_ok=True)
+    includes = [word for path in (*tools.toolkit.include, env.site / "torch/include") for word in ("-isystem", str(path))]
+
+    def compiled(source: Path) -> Path:
+        target = place / f"{source.stem}.o"
+        if not target.exists():
+            aside = target.with_suffix(".part")
+            run([tools.cxx, *_CXX, *includes, "-c", source, "-o", aside], error=CompileError, what=f"could not compile {source.name}")
+            aside.replace(target)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(compiled, sources))
+
+
+def _tools_for_tests(env: toolchain.Environment, folder: Path) -> Path:
+    """Pytest and the like for the environment's Python, beside it: the environment is the wheels' own."""
+    place = folder / f"site-{env.tag}"
+    if not place.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            target = f"{aside}/site"
+            command: list[str | Path] = [
+                env.python,
+                "-m",
+                "pip",
+                "install",
+                "--disable-pip-version-check",
+                "--progress-bar=off",
+                "--no-deps",
+                "--target",
+                target,
+            ]
+            wanted = [*_PACKAGES, "iniconfig", "packaging", "pluggy", "pygments", "sortedcontainers"]
+            hint = "Check the network and pip's configuration (pip config list)."
+            run([*command, *wanted], error=ToolchainError, what="could not install pytest and hypothesis", hint=hint)
+            shutil.move(target, place)
+    return place
+
+
+def build(target: Target, python: str, wanted: tuple[Kernel, ...], *, jobs: int | None = None) -> tuple[Path, list[Path]]:
+    """Build an extension that runs kernels on the CPU, and the Python package around it.
+
+    Returns:
+        The Python of an environment with torch, and folders for its path.
+
+    Raises:
+        CompileError: a compiler failed.
+    """
+    loaded = maintain.load()
+    _, applied = maintain.apply(loaded, upstream.Source.AUTO)
+    console.step(f"Toolchain for {target.name}, Python {python}")
+    tools = toolchain.assemble(target, python, maintain.BUILD, cache=True)
+    env = tools.environment
+    plan = kernels.Plan(applied, tools, wanted, ("80",), maintain.BUILD, FLAVOUR)
+    console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
+    compiled = kernels.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
+    folder = maintain.BUILD / "emulator"
+    objects = [*compiled.objects, *_objects(tools, folder)]
+    name = hashlib.sha256(repr([str(path) for path in objects] + [applied.commit]).encode()).hexdigest()[:16]
+    site = folder / f"package-{name}"
+    if not site.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            aside = Path(made) / "package"
+            shutil.copytree(applied.root / "flash_attn", aside / "flash_attn")
+            libraries = [f"-L{env.site}/torch/lib", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+            # Bound within: torch may bring the real CUDA runtime along.
+            output = aside / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"
+            run([tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries], error=CompileError, what="could not link the emulator")
+            aside.rename(site)
+    return env.python, [site, _tools_for_tests(env, folder)]
+
+
+def emulate(target: Target, python: str, wanted: tuple[Kernel, ...], extra: Sequence[str], *, jobs: int | None = None) -> None:
+    """Build, and run ``tests/emulator`` on it.
+
+    Raises:
+        VerifyError: a case failed.
+    """
+    binary, folders = build(target, python, wanted, jobs=jobs)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*folders, maintain.ROOT / "tests/wheel"]))}
+    command = [str(binary), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider", *extra]
+    console.step("Emulating")
+    status = subprocess.run(command, env=env, check=False).returncode
+    if status:
+        raise VerifyError(f"the suite failed under emulation: pytest exited with {status}; its output is above.")
+    console.done("Nothing failed under emulation. That is no proof of a wheel: nox -s verify, on a GPU.")
+
+
+def _run(options: argparse.Namespace) -> None:
+    loaded = maintain.load()
+    target = loaded.default()
+    emulate(target, toolchain.check_python(target, options.python), matrix.parse_kernels(options.kernels), options.pytest, jobs=options.jobs)
+
+
+def add_command(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = commands.add_parser(
+        "emulate",
+        help="try the kernels without a GPU",
+        description="Run the kernels' PTX on the CPU, behind the real binding, against tests/emulator. Finds faults; proves nothing of a wheel.",
+    )
+    parser.add_argument("--kernels", metavar="SET", default=KERNELS, help=f"as for build (default: {KERNELS})")
+    parser.add_argument("--python", metavar="X.Y", help="the Python to run under (default: the one running this)")
+    parser.add_argument("--jobs", metavar="N", type=int, help="compilers at once (default: by cores and memory)")
+    parser.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest")
+    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

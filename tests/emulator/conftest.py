@@ -1,0 +1,49 @@
+"""The wheel suite's harness on kernels that run on the CPU: ``nox -s emulate``."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import flash_attn
+import flash_attn_2_cuda
+import harness
+import pytest
+
+harness.DEVICE = "cpu"
+for operator in ("_flash_attn_forward", "_flash_attn_varlen_forward", "_flash_attn_backward", "_flash_attn_varlen_backward"):
+    custom = getattr(flash_attn.flash_attn_interface, operator)
+    custom.register_kernel("cpu")(custom._init_fn)
+
+
+class Machine:
+    """The emulated GPU: how many multiprocessors it claims, and in which order blocks and warps run."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(flash_attn_2_cuda.__file__)
+        for name in ("launches", "instructions"):
+            getattr(self._library, f"emulator_{name}").restype = ctypes.c_ulonglong
+
+    def set(self, processors: int = 132, order: int = 0, races: bool = True) -> None:
+        """``order`` 0: as they come; else the seed of a random one. ``races``: look for races in shared memory."""
+        self._library.emulator_set(processors, order, int(races))
+
+    @property
+    def launches(self) -> int:
+        return int(self._library.emulator_launches())
+
+
+MACHINE = Machine()
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return MACHINE
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    MACHINE.set()
+    flash_attn.set_deterministic_mode(False)
+    yield
+    flash_attn.set_deterministic_mode(False)

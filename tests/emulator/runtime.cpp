@@ -1,0 +1,169 @@
+// As much of the CUDA runtime as flash-attention's launches need. Objects that nvcc made register their PTX here, and a launch
+// runs it before it returns.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <set>
+
+#include "machine.h"
+
+namespace emulator {
+namespace {
+
+struct Binary {
+    const char *fatbin;
+    std::unique_ptr<Module> module;
+};
+struct Kernel {
+    Binary *binary;
+    std::string name;
+    int dynamic_limit = 48 * 1024;
+};
+struct State {
+    std::vector<std::unique_ptr<Binary>> binaries;
+    std::map<const void *, Kernel> kernels;
+    struct {
+        dim3 grid, block;
+        size_t shared;
+        cudaStream_t stream;
+    } call{};
+    cudaError_t error = cudaSuccess;
+    std::string message;
+};
+State &state() {
+    static State *all = new State;
+    return *all;
+}
+
+constexpr int kSharedOptIn = 227 * 1024;
+
+// The PTX in a fat binary: containers of a header and entries; kind 1 is PTX. Compressed entries are not read.
+std::string ptx_of(const char *fatbin) {
+    uint64_t content;
+    uint16_t header;
+    std::memcpy(&header, fatbin + 6, 2);
+    std::memcpy(&content, fatbin + 8, 8);
+    const char *at = fatbin + header, *end = at + content;
+    while (at < end) {
+        uint16_t kind;
+        uint32_t entry_header;
+        uint64_t size;
+        std::memcpy(&kind, at, 2);
+        std::memcpy(&entry_header, at + 4, 4);
+        std::memcpy(&size, at + 8, 8);
+        const char *text = at + entry_header;
+        if (kind == 1 && std::string_view(text, std::min<size_t>(size, 200)).find(".version") != std::string_view::npos) {
+            return std::string(text, strnlen(text, size));
+        }
+        at = text + size;
+    }
+    throw Fault("a fat binary without plain PTX: compile with -gencode=arch=compute_80,code=compute_80 --compress-mode=none");
+}
+
+cudaError_t fail(cudaError_t error, const std::string &message) {
+    state().error = error;
+    state().message = message;
+    return error;
+}
+
+cudaError_t launch(Kernel &kernel, dim3 grid, dim3 block, void **args, size_t shared) {
+    if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) {
+        return fail(cudaErrorInvalidConfiguration, "invalid configuration argument: grid " + std::to_string(grid.x) + ", " + std::to_string(grid.y) + ", " + std::to_string(grid.z));
+    }
+    try {
+        if (!kernel.binary->module) { kernel.binary->module = std::make_unique<Module>(ptx_of(kernel.binary->fatbin)); }
+        Launch launch{&kernel.binary->module->code(kernel.name), {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, 0, {}};
+        if (shared > size_t(kernel.dynamic_limit)) { return fail(cudaErrorInvalidValue, "more shared memory than the kernel was allowed: " + std::to_string(shared)); }
+        launch.shared_bytes = uint32_t((launch.code->shared_bytes + 15) / 16 * 16 + shared);
+        for (size_t n = 0; n < launch.code->param_offsets.size(); ++n) {
+            launch.params.resize(launch.code->param_offsets[n] + launch.code->param_sizes[n]);
+            std::memcpy(launch.params.data() + launch.code->param_offsets[n], args[n], launch.code->param_sizes[n]);
+        }
+        run(*kernel.binary->module, launch);
+        return cudaSuccess;
+    } catch (const Fault &fault) {
+        return fail(cudaErrorIllegalAddress, fault.what());
+    }
+}
+
+}  // namespace
+}  // namespace emulator
+
+using emulator::state;
+
+extern "C" {
+
+void **__cudaRegisterFatBinary(void *wrapper) {
+    struct Wrapper {
+        int magic, version;
+        const char *data;
+        void *rest;
+    };
+    state().binaries.push_back(std::make_unique<emulator::Binary>(emulator::Binary{static_cast<Wrapper *>(wrapper)->data, nullptr}));
+    return reinterpret_cast<void **>(state().binaries.back().get());
+}
+void __cudaRegisterFatBinaryEnd(void **) {}
+void __cudaUnregisterFatBinary(void **) {}
+void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
+void __cudaRegisterFunction(void **handle, const char *host, char *, const char *name, int, uint3 *, uint3 *, dim3 *, dim3 *, int *) {
+    state().kernels[host] = {reinterpret_cast<emulator::Binary *>(handle), name};
+}
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
+    state().call = {grid, block, shared, stream};
+    return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream) {
+    *grid = state().call.grid, *block = state().call.block, *shared = state().call.shared;
+    *static_cast<cudaStream_t *>(stream) = state().call.stream;
+    return cudaSuccess;
+}
+cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host) {
+    *kernel = reinterpret_cast<cudaKernel_t>(&state().kernels.at(host));
+    return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t) {
+    return emulator::launch(*reinterpret_cast<emulator::Kernel *>(kernel), grid, block, args, shared);
+}
+cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream) {
+    return __cudaLaunchKernel(kernel, grid, block, args, shared, stream);
+}
+cudaError_t CUDARTAPI cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t) {
+    return emulator::launch(state().kernels.at(host), grid, block, args, shared);
+}
+cudaError_t CUDARTAPI cudaFuncSetAttribute(const void *host, cudaFuncAttribute attribute, int value) {
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+        if (value > emulator::kSharedOptIn) { return emulator::fail(cudaErrorInvalidValue, "more shared memory than a block can have: " + std::to_string(value)); }
+        state().kernels.at(host).dynamic_limit = value;
+    }
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGetDevice(int *device) {
+    *device = 0;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
+    switch (attribute) {
+        case cudaDevAttrMultiProcessorCount: *value = int(emulator::options().processors); return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor: *value = 9; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor: *value = 0; return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 228 * 1024; return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emulator::kSharedOptIn; return cudaSuccess;
+        default: return emulator::fail(cudaErrorInvalidValue, "device attribute " + std::to_string(attribute));
+    }
+}
+cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *, int, size_t shared, unsigned) {
+    *blocks = shared > 113 * 1024 ? 1 : 2;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *host, int threads, size_t shared) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, host, threads, shared, 0);
+}
+cudaError_t CUDARTAPI cudaGetLastError() {
+    const cudaError_t error = state().error;
+    state().error = cudaSuccess;
+    return error;
+}
+cudaError_t CUDARTAPI cudaPeekAtLastError() { return state().error; }
+const char *CUDARTAPI cudaGetErrorString(cudaError_t) { return state().message.c_str(); }
+
+}  // extern "C"

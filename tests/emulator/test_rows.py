@@ -1,0 +1,188 @@
+"""The row contract for shapes that nobody chose: hypothesis draws the problem, what it is called with, and the machine.
+
+Emulated: see ``scripts/emulator.py`` for what that shows. tests/wheel has the same rules for fixed shapes on a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from conftest import MACHINE, Machine
+from flash_attn import deterministic_mode, flash_attn_func, flash_attn_with_kvcache
+from harness import KERNELS, Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, varlen
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+DIM = min(int(name.split("hdim")[1].split("_")[0]) for name in KERNELS)
+BLOCK = 256 if DIM <= 64 else 128
+
+problems = settings(
+    max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    causal = draw(st.booleans())
+    window = (-1, -1) if causal else draw(st.sampled_from([(-1, -1), (-1, -1), (40, 0), (300, 20), (-1, 30), (200, -1)]))
+    heads, heads_k = draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (4, 1)]))
+    return Config(
+        head_dim=draw(st.sampled_from([DIM, DIM, DIM - 8])),
+        heads=heads,
+        heads_k=heads_k,
+        causal=causal,
+        window=window,
+        softcap=draw(st.sampled_from([0.0, 0.0, 15.0])),
+        alibi=draw(st.sampled_from([False, False, True])),
+    )
+
+
+lengths_q = st.one_of(st.just(1), st.integers(1, 140))
+lengths_k = st.one_of(st.integers(1, 700), st.sampled_from([1, 255, 256, 257, 511, 512, 513]))
+splits = st.sampled_from([BLOCK, 2 * BLOCK])
+seeds = st.integers(0, 2**31)
+machines = st.tuples(st.sampled_from([1, 16, 132]), st.integers(0, 100))
+
+
+def on(machine: tuple[int, int]) -> None:
+    MACHINE.set(*machine)
+
+
+@problems
+@given(configs(), lengths_q, lengths_k, splits, seeds, machines, st.integers(1, 3), st.data())
+def test_a_row_is_the_same_alone_and_in_a_batch(
+    config: Config, len_q: int, len_k: int, split: int, seed: int, machine: tuple[int, int], batch: int, data: st.DataObject
+) -> None:
+    config.need("split")
+    draw = Draw(seed)
+    sequences = [draw.sequence(config, len_q, len_k) for _ in range(batch)]
+    which = data.draw(st.integers(0, batch - 1))
+    with deterministic_mode(split_size=split):
+        alone = dense(config, [sequences[which]])
+        on(machine)
+        dense(config, sequences, which).assert_same(alone, "in a batch")
+    assert_accurate(config, alone, sequences[which])
+
+
+@problems
+@given(configs(), lengths_q, lengths_k, splits, seeds, machines, st.lists(st.tuples(st.integers(0, 70), st.integers(0, 700)), max_size=3), st.data())
+def test_a_row_is_the_same_in_every_layout(
+    config: Config,
+    len_q: int,
+    len_k: int,
+    split: int,
+    seed: int,
+    machine: tuple[int, int],
+    others: list[tuple[int, int]],
+    data: st.DataObject,
+) -> None:
+    config.need("split")
+    draw = Draw(seed)
+    own = draw.sequence(config, len_q, len_k)
+    packed = [draw.sequence(config, q, k) for q, k in others]
+    place = data.draw(st.integers(0, len(packed)))
+    packed.insert(place, own)
+    cached = [own, draw.sequence(config, len_q, data.draw(lengths_k))]
+    capacity = max(len(s.k) for s in cached) + data.draw(st.integers(0, 600))
+    with deterministic_mode(split_size=split):
+        alone = dense(config, [own])
+        on(machine)
+        slack = data.draw(st.sampled_from([0, 0, 900]))
+        varlen(config, packed, place, slack=slack).assert_same(alone, f"packed, slack {slack}")
+        cache(config, cached, capacity).assert_same(alone, f"in a cache of {capacity}")
+        paged(config, cached, draw.generator).assert_same(alone, "in a paged cache")
+
+
+@problems
+@given(configs(), st.integers(2, 140), lengths_k, splits, seeds, st.lists(st.integers(1, 139), max_size=3))
+def test_a_row_is_the_same_in_pieces(config: Config, len_q: int, more: int, split: int, seed: int, cuts: list[int]) -> None:
+    """Chunked prefill, and the last row alone, as in decode. Only where rows do not look ahead."""
+    config.need("split")
+    if not config.causal and config.window[1] != 0:
+        config = Config(**{**config.__dict__, "causal": True, "window": (-1, -1)})
+    config.need("split")
+    sequence = Draw(seed).sequence(config, len_q, len_q + more)
+    edges = sorted({0, len_q, len_q - 1, *(c for c in cuts if c < len_q)})
+    with deterministic_mode(split_size=split):
+        whole = dense(config, [sequence])
+        parts = [dense(config, [sequence.rows(a, b)]) for a, b in itertools.pairwise(edges)]
+    Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1)).assert_same(whole, f"cut at {edges}")
+
+
+@problems
+@given(configs(), lengths_q, st.integers(1, 500), splits, seeds)
+def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int, before: int, split: int, seed: int) -> None:
+    config = Config(**{**config.__dict__, "causal": True, "window": (-1, -1)})
+    config.need("split")
+    sequence = Draw(seed).sequence(config, len_q, before + len_q)
+    buffers = [torch.full((1, before + len_q + 50, config.heads_k, config.head_dim), math.nan, dtype=torch.float16) for _ in range(2)]
+    for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
+        buffer[0, :before] = known[:before]
+    with deterministic_mode(split_size=split):
+        expected = dense(config, [sequence])
+        new = (t[None, before:].contiguous() for t in (sequence.k, sequence.v))
+        length = torch.tensor([before], dtype=torch.int32)
+        out, lse = flash_attn_with_kvcache(sequence.q[None], *buffers, *new, cache_seqlens=length, return_softmax_lse=True, **config.kwargs())
+    Rows(out[0], lse[0]).assert_same(expected, "appended")
+    for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
+        assert torch.equal(buffer[0, : before + len_q], known)
+
+
+@problems
+@given(configs(), lengths_q, lengths_k, seeds, machines)
+def test_stock_is_accurate_with_the_mode_off(config: Config, len_q: int, len_k: int, seed: int, machine: tuple[int, int]) -> None:
+    config.need("fwd", "split")
+    on(machine)
+    sequence = Draw(seed).sequence(config, len_q, len_k)
+    assert_accurate(config, dense(config, [sequence]), sequence)
+
+
+def test_stock_depends_on_the_number_of_processors(machine: Machine) -> None:
+    """The negative control: without the mode, the emulator shows the dependence that the mode removes."""
+    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config.need("fwd", "split")
+    sequence = Draw(1).sequence(config, 64, 2048)
+    machine.set(processors=1)
+    one = dense(config, [sequence])
+    machine.set(processors=132)
+    assert not dense(config, [sequence]).same(one)
+
+
+def test_hidden_garbage_and_poisoned_slots_change_nothing() -> None:
+    config = Config(head_dim=DIM, heads=2, heads_k=2, causal=True)
+    config.need("split")
+    sequence = Draw(2).sequence(config, 33, 300)
+    with deterministic_mode(split_size=BLOCK):
+        results = [cache(config, [sequence], 400, poison=value) for value in (0.0, 60000.0, math.nan, math.inf)]
+    for result in results[1:]:
+        result.assert_same(results[0], "unused slots of the cache")
+
+
+def test_the_emulator_finds_a_read_outside_an_allocation() -> None:
+    """A cache length beyond the cache: the kernel reads past its end, and the emulator must say so."""
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    q, k = torch.randn(1, 4, 1, DIM).half(), torch.randn(1, 300, 1, DIM).half()
+    with deterministic_mode(split_size=BLOCK), pytest.raises(RuntimeError, match="read of 16 bytes outside any allocation"):
+        flash_attn_with_kvcache(q, k, k, cache_seqlens=torch.tensor([480], dtype=torch.int32))
+
+
+def test_the_emulator_finds_a_misaligned_address() -> None:
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    q = torch.randn(64 * DIM + 1).half()[1:].view(1, 64, 1, DIM)
+    with deterministic_mode(split_size=BLOCK), pytest.raises(RuntimeError, match="misaligned"):
+        flash_attn_func(q, q, q)
+
+
+def test_every_case_ran_kernels(machine: Machine) -> None:
+    before = machine.launches
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    sequence = Sequence(*(torch.randn(3, 1, DIM).half() for _ in range(3)))
+    with deterministic_mode(split_size=BLOCK):
+        dense(config, [sequence])
+    assert machine.launches == before + 2  # the split kernel and the combine kernel
