@@ -35,8 +35,9 @@ const bool set = (c10::SetCPUAllocator(&watched, 255), true);
 }  // namespace
 
 extern "C" {
-void emulator_set(int processors, int order, int races) {
-    emulator::options().processors = uint32_t(processors), emulator::options().order = order, emulator::options().races = races != 0;
+void emulator_set(int processors, int order, int races, int resident) {
+    emulator::Options &all = emulator::options();
+    all.processors = uint32_t(processors), all.order = order, all.races = races != 0, all.resident = uint32_t(resident);
 }
 unsigned long long emulator_launches() { return emulator::options().launches; }
 unsigned long long emulator_instructions() { return emulator::options().instructions; }

@@ -24,9 +24,16 @@ class Machine:
         for name in ("launches", "instructions"):
             getattr(self._library, f"emulator_{name}").restype = ctypes.c_ulonglong
 
-    def set(self, processors: int = 132, order: int = 0, races: bool = True) -> None:
-        """``order`` 0: as they come; else the seed of a random one. ``races``: look for races in shared memory."""
-        self._library.emulator_set(processors, order, int(races))
+    def set(self, processors: int = 132, order: int = 0, races: bool = True, resident: int = 1) -> None:
+        """Set it up.
+
+        Args:
+            processors: multiprocessors that it claims to have.
+            order: of blocks and warps; 0: as they come, else the seed of a random one.
+            races: look for races in shared memory.
+            resident: blocks that run side by side, in turns.
+        """
+        self._library.emulator_set(processors, order, int(races), resident)
 
     @property
     def launches(self) -> int:

@@ -1,4 +1,4 @@
-// Running a grid: blocks one after the other, in each the warps in turn up to a barrier.
+// Running a grid: some blocks side by side, in each the warps in turn, up to a barrier or for a while.
 #include "machine.h"
 
 #include <xmmintrin.h>
@@ -85,8 +85,12 @@ char *Block::address(Warp &warp, const Inst &inst, uint32_t lane, uint64_t at, u
 
 namespace {
 
-// Runs a warp to its next barrier or its end.
+// A warp that waits for another block must let it run; a launch that takes this many instructions will never end.
+constexpr uint64_t kSlice = 2000, kEndless = 20'000'000'000;
+
+// Runs a warp to its next barrier, its end, or the end of its slice.
 void advance(Warp &w, const Code &code, uint64_t &executed) {
+    const uint64_t pause = executed + kSlice;
     w.at_barrier = false;
     const auto take_next = [&w] {
         if (w.waiting.empty()) {
@@ -107,7 +111,7 @@ void advance(Warp &w, const Code &code, uint64_t &executed) {
         w.waiting.insert(place, fragment);
     };
     if (!w.running.lanes) { take_next(); }
-    while (w.running.lanes) {
+    while (w.running.lanes && executed < pause) {
         const Inst &inst = code.insts[w.running.pc];
         if (inst.joins && !w.waiting.empty()) {
             if (w.waiting.back().pc < w.running.pc) {  // the lowest goes first, so that lanes meet again
@@ -158,9 +162,10 @@ void advance(Warp &w, const Code &code, uint64_t &executed) {
     }
 }
 
-class Runner {
+// A block that runs, with its registers and memory.
+class Resident {
 public:
-    Runner(const Launch &launch) : launch_(launch), code_(*launch.code) {
+    explicit Resident(const Launch &launch) : launch_(launch), code_(*launch.code) {
         warps_ = uint32_t((launch.block.count() + kLanes - 1) / kLanes);
         // A register that was not set holds a NaN.
         image_.assign(code_.register_bytes, char(0xff));
@@ -170,28 +175,29 @@ public:
         block_.launch = &launch_;
         block_.shared.resize(launch.shared_bytes);
         block_.warps.resize(warps_);
+        order_.resize(warps_);
+        std::iota(order_.begin(), order_.end(), 0);
         if (options().races) { block_.writer.resize(launch.shared_bytes), block_.reader.resize(launch.shared_bytes); }
     }
+    Resident(const Resident &) = delete;
 
-    void run(Dim at) {
+    void begin(Dim at) {
         block_.at = at;
         std::fill(block_.shared.begin(), block_.shared.end(), char(0xff));
         std::fill(local_.begin(), local_.end(), char(0xff));
         forget();
         for (uint32_t n = 0; n < warps_; ++n) { start(n); }
-        std::vector<uint32_t> order(warps_);
-        std::iota(order.begin(), order.end(), 0);
-        std::mt19937 random(uint32_t(options().order));
-        bool any = true;
-        while (any) {
-            any = false;
-            if (options().order) { std::shuffle(order.begin(), order.end(), random); }
-            for (const uint32_t n : order) {
-                Warp &w = block_.warps[n];
-                if (!w.at_barrier && w.alive) { advance(w, code_, options().instructions), any = true; }
-            }
-            any = release() || any;
+    }
+
+    // Runs each warp for a while; false when the block has ended.
+    bool step(std::mt19937 &random, uint64_t &executed) {
+        if (options().order) { std::shuffle(order_.begin(), order_.end(), random); }
+        bool any = false;
+        for (const uint32_t n : order_) {
+            Warp &w = block_.warps[n];
+            if (!w.at_barrier && w.alive) { advance(w, code_, executed), any = true; }
         }
+        return release() || any;
     }
 
 private:
@@ -294,6 +300,7 @@ private:
     const Code &code_;
     uint32_t warps_;
     std::vector<char> image_, registers_, local_;
+    std::vector<uint32_t> order_;
     Block block_;
 };
 
@@ -306,15 +313,34 @@ void run(Module &module, const Launch &launch) {
         unsigned modes;
         ~Restore() { _mm_setcsr(modes); }
     } restore{modes};
-    Runner runner(launch);
-    std::vector<uint64_t> order(launch.grid.count());
-    std::iota(order.begin(), order.end(), 0);
-    if (options().order) { std::shuffle(order.begin(), order.end(), std::mt19937(uint32_t(options().order))); }
+    std::vector<uint64_t> waiting(launch.grid.count());
+    std::iota(waiting.rbegin(), waiting.rend(), 0);
+    std::mt19937 random(uint32_t(options().order));
+    if (options().order) { std::shuffle(waiting.begin(), waiting.end(), random); }
     ++options().launches;
+    uint64_t executed = 0;
     try {
-        for (const uint64_t n : order) {
-            runner.run({uint32_t(n % launch.grid.x), uint32_t(n / launch.grid.x % launch.grid.y), uint32_t(n / launch.grid.x / launch.grid.y)});
+        std::vector<std::unique_ptr<Resident>> residents(std::min<uint64_t>(options().resident, waiting.size()));
+        const auto begin_next = [&](std::unique_ptr<Resident> &resident) {
+            if (waiting.empty()) {
+                resident.reset();
+                return;
+            }
+            if (!resident) { resident = std::make_unique<Resident>(launch); }
+            const uint64_t n = waiting.back();
+            waiting.pop_back();
+            resident->begin({uint32_t(n % launch.grid.x), uint32_t(n / launch.grid.x % launch.grid.y), uint32_t(n / launch.grid.x / launch.grid.y)});
+        };
+        for (auto &resident : residents) { begin_next(resident); }
+        while (!residents.empty()) {
+            if (options().order) { std::shuffle(residents.begin(), residents.end(), random); }
+            for (auto &resident : residents) {
+                if (!resident->step(random, executed)) { begin_next(resident); }
+            }
+            std::erase(residents, nullptr);
+            if (executed > kEndless) { throw Fault("the kernel does not end: is a block waited for that never begins?"); }
         }
+        options().instructions += executed;
     } catch (const Fault &fault) {
         std::string text = fault.what();
         if (const auto at = text.find("at line "); at != std::string::npos) { text += ": " + module.line(uint32_t(std::stoul(text.substr(at + 8)))); }

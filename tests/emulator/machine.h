@@ -84,6 +84,7 @@ struct Options {
     uint32_t processors = 132;          // multiprocessors that the device claims to have
     int order = 0;                      // of blocks and warps: 0 as they come, else a seed
     bool races = true;
+    uint32_t resident = 1;              // blocks that run side by side
     uint64_t launches = 0, instructions = 0;
 };
 Options &options();

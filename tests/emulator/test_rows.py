@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import MACHINE, Machine
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_with_kvcache
-from harness import KERNELS, Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, varlen
+from harness import KERNELS, Config, Draw, Rows, assert_accurate, cache, dense, paged, route, varlen
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -178,11 +178,45 @@ def test_the_emulator_finds_a_misaligned_address() -> None:
         flash_attn_func(q, q, q)
 
 
-def test_every_case_ran_kernels(machine: Machine) -> None:
-    before = machine.launches
+@pytest.mark.parametrize(("where", "launches"), [("in one thread block", 1), ("apart", 2)])
+def test_where_chunks_are_folded(machine: Machine, where: str, launches: int) -> None:
+    """Apart: the split kernel and the combine kernel."""
     config = Config(head_dim=DIM, heads=1, heads_k=1)
     config.need("split")
-    sequence = Sequence(*(torch.randn(3, 1, DIM).half() for _ in range(3)))
-    with deterministic_mode(split_size=BLOCK):
+    sequence = Draw(3).sequence(config, 3, 2 * BLOCK + 1)
+    before = machine.launches
+    with deterministic_mode(split_size=BLOCK), route(where):
         dense(config, [sequence])
-    assert machine.launches == before + 2  # the split kernel and the combine kernel
+    assert machine.launches == before + launches
+
+
+def test_the_number_of_processors_decides_where(machine: Machine) -> None:
+    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config.need("split")
+    sequence = Draw(3).sequence(config, 3, 2 * BLOCK + 1)
+    counts = []
+    for processors in (132, 1):
+        machine.set(processors=processors)
+        before = machine.launches
+        with deterministic_mode(split_size=BLOCK):
+            dense(config, [sequence])
+        counts.append(machine.launches - before)
+    assert counts == [2, 1]
+
+
+@problems
+@given(configs(), lengths_q, st.integers(1, 2000), splits, seeds, st.sampled_from([0, 0, -900]), st.sampled_from([0, 0, -40]))
+def test_chunks_fold_to_the_same_bits_in_one_thread_block_and_apart(
+    config: Config, len_q: int, len_k: int, split: int, seed: int, slack: int, slack_q: int
+) -> None:
+    """Also where the caller names lengths that are too short, and rows become NaN."""
+    config.need("split")
+    draw = Draw(seed)
+    sequences = [draw.sequence(config, len_q, len_k), draw.sequence(config, 50, 300)]
+    longest_q, longest_k = max(len_q, 50), max(len_k, 300)
+    results = []
+    for where in ("in one thread block", "apart"):
+        with deterministic_mode(split_size=split), route(where):
+            results.append([varlen(config, sequences, i, slack=max(slack, 1 - longest_k), slack_q=max(slack_q, 1 - longest_q)) for i in (0, 1)])
+    for one, other in zip(*results, strict=True):
+        one.assert_same(other, "folded in one thread block and apart")

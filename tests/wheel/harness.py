@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import flash_attn
+import flash_attn_2_cuda
 import pytest
 import torch
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
@@ -141,6 +144,20 @@ class Draw:
 
     def sequence(self, config: Config, len_q: int, len_k: int) -> Sequence:
         return Sequence.draw(config, len_q, len_k, self.generator)
+
+
+# Where the deterministic mode folds chunks: _test_paths of the extension.
+ROUTES = {"as the GPU is filled": 0, "in one thread block": 2, "apart": 4}
+
+
+@contextmanager
+def route(name: str) -> Iterator[None]:
+    """Fold chunks there, whatever the shape; the bits are the same."""
+    before = flash_attn_2_cuda._test_paths(ROUTES[name])
+    try:
+        yield
+    finally:
+        flash_attn_2_cuda._test_paths(before)
 
 
 # How one sequence may be laid out in a call. Each returns the rows of the sequence asked for.

@@ -19,7 +19,7 @@ import flash_attn_2_cuda
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
-from harness import Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, varlen
+from harness import Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, varlen
 
 pytestmark = pytest.mark.gpu
 
@@ -288,6 +288,22 @@ def test_rows_that_see_no_key(config: Config, control: Callable[..., None]) -> N
 
 
 @configs
+@pytest.mark.parametrize("lengths", [(1, 1025), (65, 2000), (513, 4097)], ids=str)
+@pytest.mark.parametrize("split_size", [256, 1024])
+def test_chunks_fold_to_the_same_bits_in_one_thread_block_and_apart(config: Config, lengths: tuple[int, int], split_size: int) -> None:
+    config.need("split")
+    draw = Draw(seed_of(config, lengths, split_size, "routes"))
+    sequences = [draw.sequence(config, *lengths), draw.sequence(config, lengths[0], 700), draw.sequence(config, lengths[0], 1)]
+    results: dict[str, list[Rows]] = {}
+    for where in ("in one thread block", "apart"):
+        with deterministic_mode(split_size=split_size), route(where):
+            calls = [dense(config, sequences[:1]), varlen(config, sequences, 0), cache(config, sequences, 5000, 0)]
+            results[where] = [*calls, cache(config, sequences, 5000, 1), varlen(config, sequences, 2)]
+    for one, other in zip(*results.values(), strict=True):
+        one.assert_same(other, f"{config}, split_size {split_size}")
+
+
+@configs
 @pytest.mark.parametrize("split_size", [512, 1024])
 @pytest.mark.parametrize("lengths", [(1, 1), (200, 200), (77, 1500), (1, 4097), (600, 1025)], ids=str)
 def test_accuracy(config: Config, split_size: int, lengths: tuple[int, int]) -> None:
@@ -353,6 +369,9 @@ def test_fewer_queries_named_than_there_are_is_nan_and_touches_no_other_row() ->
     with deterministic_mode():
         whole = [varlen(config, sequences, i) for i in range(3)]
         short = [varlen(config, sequences, i, slack_q=-40) for i in range(3)]
+    with deterministic_mode(), route("apart"):
+        for i in range(3):
+            varlen(config, sequences, i, slack_q=-40).assert_same(short[i], f"sequence {i}, folded apart")
     for i in (0, 2):
         short[i].assert_same(whole[i], f"sequence {i}")
     Rows(short[1].out[:10], short[1].lse[:, :10]).assert_same(Rows(whole[1].out[:10], whole[1].lse[:, :10]), "rows that were named")

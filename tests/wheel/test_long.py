@@ -7,13 +7,13 @@ import gc
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func
-from harness import Config, Draw, Rows, Sequence, assert_accurate
+from harness import Config, Draw, Rows, Sequence, assert_accurate, route
 
 pytestmark = pytest.mark.gpu
 
 
-def need_memory(batch: int, len_q: int, len_k: int, config: Config, split_size: int) -> None:
-    splits = -(-len_k // split_size)
+def need_memory(batch: int, len_q: int, len_k: int, config: Config, split_size: int, where: str) -> None:
+    splits = 0 if where == "in one thread block" else -(-len_k // split_size)
     elements = batch * config.heads * config.head_dim
     wanted = 4 * splits * elements * len_q + 2 * 2 * elements * (2 * len_q + 2 * len_k) + 2**31
     gc.collect()
@@ -23,6 +23,7 @@ def need_memory(batch: int, len_q: int, len_k: int, config: Config, split_size: 
         pytest.skip(f"needs {wanted / 2**30:.0f} GiB of GPU memory, {free / 2**30:.0f} GiB are free")
 
 
+@pytest.mark.parametrize("where", ["in one thread block", "apart"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
     ("batch", "len_q", "len_k", "heads", "split_size"),
@@ -35,17 +36,17 @@ def need_memory(batch: int, len_q: int, len_k: int, config: Config, split_size: 
         (2, 1, 131072, 8, 256),
     ],
 )
-def test_long_sequences(batch: int, len_q: int, len_k: int, heads: int, split_size: int, causal: bool) -> None:
+def test_long_sequences(batch: int, len_q: int, len_k: int, heads: int, split_size: int, causal: bool, where: str) -> None:
     config = Config(heads=heads, heads_k=heads, causal=causal)
     config.need("split")
-    need_memory(batch, len_q, len_k, config, split_size)
+    need_memory(batch, len_q, len_k, config, split_size, where)
     generator = Draw(batch * len_k + causal).generator
 
     def normal(length: int) -> torch.Tensor:
         return torch.randn((batch, length, heads, 64), generator=generator, device="cuda", dtype=torch.float16)
 
     q, k, v = normal(len_q), normal(len_k), normal(len_k)
-    with deterministic_mode(split_size=split_size):
+    with deterministic_mode(split_size=split_size), route(where):
         out, lse, _ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
         for which in {0, batch // 2, batch - 1}:
             alone = flash_attn_func(*(t[which : which + 1] for t in (q, k, v)), causal=causal, return_attn_probs=True)
