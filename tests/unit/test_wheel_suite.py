@@ -43,6 +43,7 @@ def suite(tmp_path: Path) -> Path:
     for name in ("conftest.py", "harness.py"):
         (tmp_path / name).write_text((SUITE / name).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "flash_attn.py").write_text(FAKE)
+    (tmp_path / "flash_attn_2_cuda.py").write_text("")
     torch = "class Tensor: pass\nfloat16 = bfloat16 = float32 = float64 = dtype = Generator = int16 = int32 = None\n__version__ = '0'\n"
     torch += (
         "class version: cuda = '0'\nclass cuda:\n  is_available = staticmethod(lambda: GPU)\n  get_device_properties = staticmethod(lambda i: P)\n"
