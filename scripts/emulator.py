@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scripts.matrix import Kernel, Target
 
 SUITE = maintain.ROOT / "tests/emulator"
-KERNELS = "hdim32,fp16,fwd,split"
+KERNELS = "hdim32,fp16"
 FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim")
 _SOURCES = ("allocator", "decode", "machine", "runtime")
 _PACKAGES = ("pytest>=8.4", "hypothesis>=6.130", "einops")

@@ -1,0 +1,86 @@
+"""Gradients in deterministic mode: dq of a query, dk and dv of a key depend on their own sequence alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import MACHINE, Machine
+from flash_attn import deterministic_mode, flash_attn_func
+from gradients import assert_accurate, dense, leaves, upstream_of, varlen
+from harness import KERNELS, Config, Draw
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+WITH_BACKWARD = sorted(int(name.split("hdim")[1].split("_")[0]) for name in KERNELS if name.startswith("bwd"))
+DIM = WITH_BACKWARD[0] if WITH_BACKWARD else 0
+pytestmark = pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
+
+problems = settings(
+    max_examples=12, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    causal = draw(st.booleans())
+    heads, heads_k = draw(st.sampled_from([(1, 1), (2, 1), (4, 2)]))
+    return Config(
+        head_dim=draw(st.sampled_from([DIM, DIM, DIM - 8])),
+        heads=heads,
+        heads_k=heads_k,
+        causal=causal,
+        window=(-1, -1) if causal else draw(st.sampled_from([(-1, -1), (40, 0), (150, 20), (-1, 30)])),
+        softcap=draw(st.sampled_from([0.0, 0.0, 15.0])),
+        alibi=draw(st.sampled_from([False, False, True])),
+    )
+
+
+lengths = st.one_of(st.integers(160, 500), st.sampled_from([256, 384]))
+machines = st.tuples(st.sampled_from([4, 132]), st.integers(1, 100), st.just(True), st.integers(1, 5))
+
+
+@problems
+@given(configs(), lengths, lengths, st.integers(0, 2**31), machines, st.data())
+def test_gradients_are_the_same_alone_in_a_batch_and_packed(
+    config: Config, len_q: int, len_k: int, seed: int, machine: tuple[int, int, bool, int], data: st.DataObject
+) -> None:
+    config.need("split", "bwd")
+    draw = Draw(seed)
+    own, other = (draw.sequence(config, len_q, len_k) for _ in range(2))
+    neighbour = draw.sequence(config, data.draw(lengths), data.draw(lengths))
+    upstreams = [upstream_of(s, n) for n, s in enumerate((own, other, neighbour))]
+    with deterministic_mode(split_size=256):
+        alone = dense(config, [own], upstreams[:1], 0)
+        MACHINE.set(*machine)
+        dense(config, [other, own], [upstreams[1], upstreams[0]], 1, deterministic=False).assert_same(alone, "in a batch")
+        varlen(config, [neighbour, own], [upstreams[2], upstreams[0]], 1).assert_same(alone, "packed")
+    assert_accurate(config, alone, own, upstreams[0])
+
+
+def test_without_the_mode_the_order_of_blocks_shows(machine: Machine) -> None:
+    """The negative control: the emulator's random order reaches upstream's atomics."""
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("fwd", "split", "bwd")
+    sequence = Draw(4).sequence(config, 64, 1024)
+    upstream = upstream_of(sequence, 1)
+    results = []
+    for order in (1, 2, 3):
+        machine.set(order=order, resident=4)
+        results.append(dense(config, [sequence], [upstream], 0, deterministic=False).dq)
+    assert not (torch.equal(results[0], results[1]) and torch.equal(results[0], results[2]))
+
+
+def test_the_mode_of_the_forward_call_is_that_of_its_gradients(machine: Machine) -> None:
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split", "bwd")
+    sequence = Draw(4).sequence(config, 64, 1024)
+    upstream = upstream_of(sequence, 1)[None]
+    results = []
+    for order in (1, 2, 3):
+        machine.set(order=order, resident=4)
+        inputs = leaves((sequence.q[None], sequence.k[None], sequence.v[None]))
+        with deterministic_mode(split_size=256):
+            out = flash_attn_func(*inputs)
+        results.append(torch.autograd.grad(out, inputs, upstream)[0])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
