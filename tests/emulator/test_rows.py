@@ -132,6 +132,47 @@ def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int,
 
 
 @problems
+@given(
+    configs(), st.integers(1, 9), st.lists(st.integers(1, 400), min_size=1, max_size=3), splits, seeds, machines, st.booleans(), st.integers(0, 300)
+)
+def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
+    config: Config, new: int, before: list[int], split: int, seed: int, machine: tuple[int, int], interleaved: bool, slack: int
+) -> None:
+    """New keys and queries are rotated by their position and appended: all at once, among strangers, and token by token."""
+    config = Config(**{**config.__dict__, "head_dim": DIM, "causal": True, "window": (-1, -1)})
+    config.need("split")
+    draw = Draw(seed)
+    sequences = [draw.sequence(config, new, length + new) for length in before]
+    capacity = max(before) + new + slack
+    angles = torch.outer(torch.arange(capacity), 0.7 ** torch.arange(DIM // 2)).float()
+    rotary = {"rotary_cos": angles.cos().half(), "rotary_sin": angles.sin().half(), "rotary_interleaved": interleaved}
+
+    def append(which: list[int], start: int, stop: int, buffers: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = torch.tensor([before[i] + start for i in which], dtype=torch.int32)
+        q, k, v = (
+            torch.stack([part[-new:][start:stop] for part in parts])
+            for parts in zip(*((sequences[i].q, sequences[i].k, sequences[i].v) for i in which), strict=True)
+        )
+        out, lse = flash_attn_with_kvcache(q, *buffers, k, v, cache_seqlens=lengths, return_softmax_lse=True, **rotary, **config.kwargs())
+        return out, lse
+
+    def caches(which: list[int]) -> tuple[torch.Tensor, ...]:
+        buffers = tuple(torch.full((len(which), capacity, config.heads_k, DIM), math.nan, dtype=torch.float16) for _ in range(2))
+        for row, i in enumerate(which):
+            for buffer, known in zip(buffers, (sequences[i].k, sequences[i].v), strict=True):
+                buffer[row, : before[i]] = known[: before[i]]
+        return buffers
+
+    everyone = list(range(len(sequences)))
+    with deterministic_mode(split_size=split):
+        out, lse = append(everyone, 0, new, caches(everyone))
+        on(machine)
+        alone = caches([0])
+        parts = [append([0], n, n + 1, alone) for n in range(new)]
+    Rows(torch.cat([p[0][0] for p in parts]), torch.cat([p[1][0] for p in parts], dim=1)).assert_same(Rows(out[0], lse[0]), "token by token")
+
+
+@problems
 @given(configs(), lengths_q, lengths_k, seeds, machines)
 def test_stock_is_accurate_with_the_mode_off(config: Config, len_q: int, len_k: int, seed: int, machine: tuple[int, int]) -> None:
     config.need("fwd", "split")
