@@ -31,6 +31,12 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def archs(session: nox.Session) -> None:
+    """Check which compute capabilities may share PTX."""
+    _command(session)
+
+
+@nox.session
 def image(session: nox.Session) -> None:
     """Make a container image where no registry can be reached."""
     _command(session)

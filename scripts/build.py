@@ -44,7 +44,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _kernel_choice(text: str) -> tuple[matrix.Kernel, ...]:
+def kernel_choice(text: str) -> tuple[matrix.Kernel, ...]:
+    """The kernels that an option names."""
     try:
         return matrix.parse_kernels(text)
     except ValueError as e:
@@ -58,7 +59,8 @@ def _pythons(text: str) -> tuple[str, ...]:
     return words
 
 
-def _architectures(text: str) -> tuple[str, ...]:
+def architectures(text: str) -> tuple[str, ...]:
+    """The compute capabilities that an option names, in order."""
     words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in matrix.ARCHITECTURES]:
         raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.ARCHITECTURES)} (90 is an H100 or H200)")
@@ -140,7 +142,9 @@ def _kernels_only(loaded: matrix.Matrix, job: Job, options: argparse.Namespace) 
     """Compile the kernel files, which need neither torch nor Python; builds of wheels find them."""
     _, applied = maintain.apply(loaded, options.source)
     console.step(f"Toolchain for the kernels of {job.target.name}")
-    plan = kernels.Plan(applied, _toolchain(job, None, cache=not options.no_cache), job.kernels, job.architectures, maintain.BUILD)
+    plan = kernels.Plan(
+        applied, _toolchain(job, None, cache=not options.no_cache), job.kernels, job.architectures, maintain.BUILD, shared_ptx=loaded.shared_ptx
+    )
     console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}")
     done = _compile(plan, kernels.kernel_units(plan), options.jobs)
     console.done(f"{len(done.objects)} objects in {done.objects[0].parent}")
@@ -158,7 +162,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: argparse.Namespace, plac
     tools = _toolchain(job, job.python, cache=place.cache)
     console.note(f"torch {tools.environment.torch}")
     flavour = kernels.STOCK if options.stock else kernels.FORK
-    plan = kernels.Plan(applied, tools, job.kernels, job.architectures, build, flavour)
+    plan = kernels.Plan(applied, tools, job.kernels, job.architectures, build, flavour, loaded.shared_ptx)
     console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding")
     binding = kernels.binding_unit(plan)
     compiled = _compile(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
@@ -254,7 +258,7 @@ def _made(loaded: matrix.Matrix, job: Job) -> set[matrix.Kernel]:
     applied, tools = maintain.standing(loaded), toolchain.present(job.target, maintain.BUILD)
     if applied is None or tools is None:
         return set()
-    units = kernels.kernel_units(kernels.Plan(applied, tools, job.kernels, job.architectures, maintain.BUILD))
+    units = kernels.kernel_units(kernels.Plan(applied, tools, job.kernels, job.architectures, maintain.BUILD, shared_ptx=loaded.shared_ptx))
     return {k for k in job.kernels if any(unit.target.stem == k.name and unit.target.exists() for unit in units)}
 
 
@@ -267,7 +271,7 @@ def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool) -> None:
         there = set() if stock else seen.get(key, set()) | _made(loaded, job)
         fresh = set(job.kernels) - there
         seen[key] = there | fresh
-        seconds = sum(kernels.seconds_expected(k, len(job.architectures)) for k in fresh)
+        seconds = sum(kernels.seconds_expected(k, job.architectures, loaded.shared_ptx) for k in fresh)
         table.add_row(
             job.target.name,
             job.python,
@@ -431,12 +435,10 @@ def add_command(commands: Any) -> None:
         "--kernels",
         action=_Once,
         metavar="SET",
-        type=_kernel_choice,
+        type=kernel_choice,
         help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full (default: the target's)",
     )
-    build.add_argument(
-        "--arch", action=_Once, metavar="CC,…", type=_architectures, help="compute capabilities, such as 80,90 (default: the target's)"
-    )
+    build.add_argument("--arch", action=_Once, metavar="CC,…", type=architectures, help="compute capabilities, such as 80,90 (default: the target's)")
     build.add_argument("--jobs", action=_Once, metavar="N", type=_positive, help="compilers at once (default: by cores and memory)")
     maintain.add_source(build)
     build.add_argument("--no-cache", action="store_true", help="do without the compile cache")

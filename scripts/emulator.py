@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SUITE = maintain.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
-FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim")
+FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim", code=("-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"))
 _SOURCES = ("allocator", "decode", "machine", "runtime")
 _PACKAGES = ("pytest>=8.4", "hypothesis>=6.130", "einops")
 # Fused multiply-adds where PTX has them and nowhere else.

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,10 +28,10 @@ from packaging.version import Version
 from scripts import console, files
 from scripts.errors import CompileError
 from scripts.matrix import Pass
-from scripts.process import last_lines, quoted
+from scripts.process import last_lines, quoted, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from scripts.matrix import Kernel
     from scripts.toolchain import Toolchain
@@ -53,6 +53,7 @@ CXX_FLAGS = ("-O3", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
 # What machine code shrinks to a quarter with; an object of 13.0 asks for a driver that can unpack it anyway (R580).
 _COMPRESS = ("--compress-mode=size",)
 _COMPRESS_FROM = Version("13.0")
+_CACHE_SHARES_FROM = Version("0.18")  # the sccache that keeps several machine targets of one PTX (its issues 2722, 2811)
 _CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream builds with 17
 # nvcc puts a hash of the source's real path, one of the working directory and its process id into the names of what is
 # static in a kernel file. The first is the last path given; the seed takes the others' place.
@@ -69,6 +70,7 @@ _SECONDS = {
     (Pass.BWD, False): 240,
     (Pass.BWD, True): 200,
 }
+_FRONT_HALF = 0.75  # of them, up to PTX
 _PRIOR = 300  # seconds for which the above count when the time left is told
 _BYTES = {Pass.FWD: 4.0e9, Pass.SPLIT: 4.0e9, Pass.BWD: 6.5e9}
 
@@ -80,7 +82,8 @@ class Flavour:
     extension: str
     defines: tuple[str, ...] = ()
     torch_in_kernels: bool = False  # upstream's own kernel files include torch, ours do not
-    stand_ins: Path | None = None  # headers in the place of torch's for CUDA; kernels are left as PTX, which a GPU's driver never sees
+    stand_ins: Path | None = None  # headers in the place of torch's for CUDA
+    code: tuple[str, ...] = ()  # flags for what kernels become, in the place of machine code for the plan's architectures
 
 
 FORK = Flavour("flash_attn_2_cuda")
@@ -98,6 +101,7 @@ class Plan:
     architectures: tuple[str, ...]
     build: Path
     flavour: Flavour = FORK
+    shared_ptx: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,10 @@ class Compiled:
     cache_misses: int
 
 
-def seconds_expected(kernel: Kernel, architectures: int) -> float:
+def seconds_expected(kernel: Kernel, architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> float:
     """A guess at the CPU seconds of one kernel file."""
-    return _SECONDS[kernel.kind, kernel.causal] * architectures
+    front = len(front_halves(architectures, shared_ptx))
+    return _SECONDS[kernel.kind, kernel.causal] * (_FRONT_HALF * front + (1 - _FRONT_HALF) * len(architectures))
 
 
 def masks(kernels: Sequence[Kernel]) -> list[str]:
@@ -133,17 +138,36 @@ def masks(kernels: Sequence[Kernel]) -> list[str]:
     return [f"-DFORK_KERNELS_{kind.name}=0x{sum(1 << k.bit for k in kernels if k.kind is kind):06x}" for kind in Pass]
 
 
-def gencode(architectures: Sequence[str]) -> list[str]:
+def front_halves(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """For which compute capabilities PTX is made, and machine code for which from it.
+
+    >>> front_halves(("80", "90", "120"), {"80": ("86", "90")})
+    {'80': ('80', '90'), '120': ('120',)}
+    >>> front_halves(("90",), {"80": ("86", "90")})
+    {'90': ('90',)}
+    """
+    made: dict[str, tuple[str, ...]] = {}
+    for architecture in architectures:
+        base = next((b for b, others in shared_ptx.items() if architecture in (b, *others)), architecture)
+        group = tuple(a for a in architectures if a in (base, *shared_ptx.get(base, ())))
+        made |= {base: group} if len(group) > 1 else {architecture: (architecture,)}
+    return made
+
+
+def gencode(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Options for machine code of these compute capabilities, and no PTX."""
-    return [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+    return [
+        f"-gencode=arch=compute_{base},code=" + (f"sm_{group[0]}" if len(group) == 1 else f"[{','.join(f'sm_{a}' for a in group)}]")
+        for base, group in front_halves(architectures, shared_ptx).items()
+    ]
 
 
 def nvcc_flags(plan: Plan) -> list[str]:
     """The flags that decide what a kernel file becomes; they go into a wheel's provenance."""
-    if plan.flavour.stand_ins:
-        return [*NVCC_FLAGS, "-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"]
+    if plan.flavour.code:
+        return [*NVCC_FLAGS, *plan.flavour.code]
     compress = _COMPRESS if Version(plan.toolchain.toolkit.release) >= _COMPRESS_FROM else ()
-    return [*NVCC_FLAGS, *compress, *gencode(plan.architectures)]
+    return [*NVCC_FLAGS, *compress, *gencode(plan.architectures, plan.shared_ptx)]
 
 
 def job_limit(asked: int | None, largest: float) -> tuple[int, str]:
@@ -199,9 +223,16 @@ def kernel_units(plan: Plan) -> list[Unit]:
     compilers = (tools.toolkit.version, tools.cxx_version)
     key = _digest(plan.tree.kernel_sources, *compilers, torch, nvcc_flags(plan), _NAMED, plan.flavour.defines)
     folder = plan.build / "kernels" / key
-    count = len(plan.architectures)
     units = [
-        Unit(f"csrc/flash_attn/src/{k.source}", folder / f"{k.name}.o", "nvcc", seconds_expected(k, count), _BYTES[k.kind], key) for k in plan.kernels
+        Unit(
+            f"csrc/flash_attn/src/{k.source}",
+            folder / f"{k.name}.o",
+            "nvcc",
+            seconds_expected(k, plan.architectures, plan.shared_ptx),
+            _BYTES[k.kind],
+            key,
+        )
+        for k in plan.kernels
     ]
     return sorted(units, key=lambda unit: (-unit.seconds, unit.source))
 
@@ -262,16 +293,27 @@ def _cxx(plan: Plan) -> str:
     return f"{quoted(words)} -c $source"
 
 
+def _kept(plan: Plan) -> bool:
+    """Whether the compile cache can keep this plan's kernel compiles: sccache runs one ptxas a PTX alone, and then misses the others' output."""
+    cache = plan.toolchain.sccache
+    if cache is None or plan.flavour.code or all(len(group) == 1 for group in front_halves(plan.architectures, plan.shared_ptx).values()):
+        return cache is not None
+    answer = run([cache, "--version"], error=CompileError, what="the compile cache does not work")
+    return Version(answer.split()[1]) >= _CACHE_SHARES_FROM
+
+
 def _write_ninja(path: Path, plan: Plan, units: Sequence[Unit]) -> None:
     launcher = f"{quoted([plan.toolchain.sccache])} " if plan.toolchain.sccache else ""
     commands = {"nvcc": _nvcc, "cxx": _cxx}
+    kept = _kept(plan)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         writer = ninja_syntax.Writer(cast("Any", file), width=10**6)  # annotated as str, used as a file
         for rule in sorted({unit.rule for unit in units}):
             # An object appears whole or not at all. A generator's object is not made again when its command line
             # changes: all that matters is in the folder's name, and with or without the cache it is the same.
-            steps = f"cd {quoted([plan.tree.root])} && {launcher}{commands[rule](plan)} -o $out.part && mv $out.part $out"
+            cached = launcher if rule != "nvcc" or kept else ""
+            steps = f"cd {quoted([plan.tree.root])} && {cached}{commands[rule](plan)} -o $out.part && mv $out.part $out"
             writer.rule(rule, command=steps, description="$source", generator=True)
         for unit in units:
             # The tree's content is in the folder's name, so no dependency file is needed.
@@ -463,7 +505,7 @@ def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compil
         stats = _cache_stats(toolchain, cache) if status == 0 else _CacheStats()
     if status != 0:
         raise CompileError(_failure(tail, log, status))
-    if toolchain.sccache is not None and pending:
+    if _kept(plan) and pending:
         _check_cache(stats, toolchain, pending)
     return Compiled(objects, finished, time.monotonic() - started, stats.hits, stats.misses)
 

@@ -179,16 +179,15 @@ class Fork(_Table):
     revision: Annotated[int, Field(ge=1)]
 
 
+Architecture = Literal["80", "86", "87", "89", "90", "100", "103", "110", "120", "121"]
+
+
 class _TargetTable(_Table):
     default: bool = False
     cuda: Release
     torch: PackageVersion
     python: Annotated[list[Literal["3.10", "3.11", "3.12", "3.13"]], Field(min_length=1)]
-    arch: Annotated[
-        list[Literal["80", "86", "87", "89", "90", "100", "103", "110", "120", "121"]],
-        Field(min_length=1),
-        AfterValidator(_check_architectures),
-    ]
+    arch: Annotated[list[Architecture], Field(min_length=1), AfterValidator(_check_architectures)]
     kernels: Annotated[str, AfterValidator(_check_kernels)]
     toolkit: PackageVersion
 
@@ -199,6 +198,9 @@ class _File(_Table):
     torch_cuda: dict[PackageVersion, Release]
     releases: dict[PackageVersion, Sha256] = Field(default_factory=dict)
     images: dict[Release, str] = Field(default_factory=dict)
+    shared_ptx: dict[Architecture, Annotated[list[Architecture], Field(min_length=1), AfterValidator(_check_architectures)]] = Field(
+        default_factory=dict
+    )
     targets: Annotated[dict[str, _TargetTable], Field(min_length=1)]
 
 
@@ -230,6 +232,7 @@ class Matrix:
     fork: Fork
     releases: dict[str, str]
     images: dict[str, str]
+    shared_ptx: dict[str, tuple[str, ...]]  # machine code of these may be made from the PTX of the key
     targets: tuple[Target, ...]
 
     def default(self) -> Target:
@@ -296,6 +299,20 @@ def _keys_allowed(location: Sequence[str | int]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
+def _shared_ptx(path: Path, text: str, parsed: _File) -> dict[str, tuple[str, ...]]:
+    shared: dict[str, tuple[str, ...]] = {}
+    seen: dict[str, str] = {}
+    for base, others in parsed.shared_ptx.items():
+        for other in others:
+            if int(other) <= int(base):
+                raise _mistake(path, text, ("shared-ptx", base), f"{other} is no later than {base}, whose PTX it would be made from")
+            if other in seen:
+                raise _mistake(path, text, ("shared-ptx", base), f"{other} is made from the PTX of {seen[other]} already")
+            seen[other] = base
+        shared[base] = tuple(others)
+    return shared
+
+
 def load(path: Path) -> Matrix:
     """Read the matrix; a MatrixError names file, line and key of every mistake."""
     try:
@@ -332,4 +349,4 @@ def load(path: Path) -> Matrix:
         Target(name, t.default, t.cuda, t.torch, tuple(t.python), tuple(t.arch), parse_kernels(t.kernels), t.toolkit)
         for name, t in parsed.targets.items()
     )
-    return Matrix(path, parsed.upstream, parsed.fork, parsed.releases, parsed.images, targets)
+    return Matrix(path, parsed.upstream, parsed.fork, parsed.releases, parsed.images, _shared_ptx(path, text, parsed), targets)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.errors import VerifyError
+
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,5 +27,5 @@ def test_rows_keep_their_bits_under_emulation() -> None:
 
 def test_a_failure_is_an_error() -> None:
     done = emulate("--pytest=-k", "--pytest=nothing_has_this_name")
-    assert done.returncode == 1
+    assert done.returncode == VerifyError.exit_code
     assert "the suite failed under emulation" in done.stderr

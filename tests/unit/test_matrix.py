@@ -54,7 +54,9 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
         ('toolkit = "13.0.2"', 'toolkit = "13.0"', ["toolkit: 13.0 is no full release of CUDA 13.0"]),
         ('"2.8.3" = "1e', '"2.8.3" = "1', ["releases.2.8.3", "is not a sha256"]),
         ("[fork]", "[fork", ["not TOML", "line"]),
-        ("[fork]", "[frok]", ["frok: unknown key; allowed are upstream, fork, torch-cuda, releases, images, targets"]),
+        ("[shared-ptx]", '[shared-ptx]\n"90" = ["80"]', ["shared-ptx.90: 80 is no later than 90, whose PTX it would be made from"]),
+        ("[shared-ptx]", '[shared-ptx]\n"80" = ["90"]\n"86" = ["90"]', ["shared-ptx.86: 90 is made from the PTX of 80 already"]),
+        ("[fork]", "[frok]", ["frok: unknown key; allowed are upstream, fork, torch-cuda, releases, images, shared-ptx, targets"]),
     ],
 )
 def test_a_mistake_is_named_with_file_key_and_what_is_allowed(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:

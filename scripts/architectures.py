@@ -1,0 +1,149 @@
+"""Whether machine code may be made from the PTX of an earlier compute capability: compiled both ways and compared, kernel by kernel.
+
+nvcc's front half, three quarters of its time, runs once for each kind of PTX. For kernels that ask for nothing newer, the
+later halves may come to the same machine code from the same PTX. ``[shared-ptx]`` in wheel_matrix.toml says for which
+they do; this is the check.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from elftools.elf.elffile import ELFFile
+from rich.table import Table
+
+from scripts import build, console, kernels, maintain, matrix, toolchain
+from scripts.errors import CompileError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from scripts.matrix import Kernel, Matrix
+    from scripts.tree import Tree
+
+_FATBIN_MAGIC = 0xBA55ED50
+_MACHINE_CODE = 2
+
+
+def _cubins(item: Path) -> Iterator[tuple[str, bytes]]:
+    """Compute capability and ELF file of each piece of machine code in an object, which must not be compressed."""
+    with item.open("rb") as stream:
+        section = ELFFile(stream).get_section_by_name(".nv_fatbin")
+        if section is None:
+            raise CompileError(f"{item} has no machine code for a GPU.")
+        data = section.data()
+    at = 0
+    while at + 16 <= len(data):
+        magic, _, header, content = struct.unpack_from("<IHHQ", data, at)
+        if magic != _FATBIN_MAGIC:
+            at += 8  # padding between containers
+            continue
+        entry, end = at + header, at + header + content
+        while entry < end:
+            kind, _, entry_header, size = struct.unpack_from("<HHIQ", data, entry)
+            (number,) = struct.unpack_from("<I", data, entry + 28)
+            if kind == _MACHINE_CODE:
+                yield str(number), data[entry + entry_header : entry + entry_header + size]
+            entry += entry_header + size
+        at = end
+
+
+def machine_code(item: Path) -> dict[str, dict[str, bytes]]:
+    """By compute capability and kernel: the section ``.text`` of each in an object."""
+    found: dict[str, dict[str, bytes]] = {}
+    for architecture, cubin in _cubins(item):
+        if cubin[:4] != b"\x7fELF":
+            raise CompileError(f"the machine code for sm_{architecture} in {item} is compressed.")
+        sections = ELFFile(io.BytesIO(cubin)).iter_sections()
+        found.setdefault(architecture, {}).update({s.name.removeprefix(".text."): s.data() for s in sections if s.name.startswith(".text.")})
+    return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kernel file's machine code for one compute capability, from another's PTX and from its own."""
+
+    file: str
+    base: str
+    architecture: str
+    kernels: int
+    differing: tuple[str, ...]
+
+
+def compare(file: str, base: str, shared: Mapping[str, Mapping[str, bytes]], own: Mapping[str, Mapping[str, bytes]]) -> list[Comparison]:
+    """Compare :func:`machine_code` of a file's two objects, but for ``base``, where they have no choice.
+
+    Raises:
+        CompileError: they do not have the same kernels, so that there is nothing to compare.
+    """
+    found = []
+    for architecture in sorted(own, key=int):
+        if architecture == base:
+            continue
+        ours, theirs = own[architecture], shared.get(architecture, {})
+        if not ours or set(ours) != set(theirs):
+            raise CompileError(f"{file}, sm_{architecture}: {len(ours)} kernels from its own PTX, {len(theirs)} from that of compute_{base}.")
+        found.append(Comparison(file, base, architecture, len(ours), tuple(sorted(name for name in ours if ours[name] != theirs[name]))))
+    return found
+
+
+def check(applied: Tree, tools: toolchain.Toolchain, wanted: Sequence[Kernel], shared_ptx: Mapping[str, tuple[str, ...]]) -> list[Comparison]:
+    """Compile kernel files both ways and compare."""
+    found = []
+    for base, others in shared_ptx.items():
+        both = (base, *others)
+        objects = []
+        for way in (shared_ptx, {}):
+            flavour = replace(kernels.FORK, code=tuple(kernels.gencode(both, way)))
+            # The compile cache may not be able to keep the first of the two.
+            plan = kernels.Plan(applied, replace(tools, sccache=None), tuple(wanted), both, maintain.BUILD, flavour, way)
+            console.step(f"{len(wanted)} kernel files, PTX for {', '.join('compute_' + a for a in kernels.front_halves(both, way))}")
+            objects.append({path.stem: path for path in kernels.compile_units(plan, kernels.kernel_units(plan), None).objects})
+        for kernel in wanted:
+            shared, own = (machine_code(paths[kernel.name]) for paths in objects)
+            found += compare(kernel.source, base, shared, own)
+    return found
+
+
+def _run(options: argparse.Namespace) -> None:
+    loaded: Matrix = maintain.load()
+    target = loaded.default()
+    asked = {options.ptx: tuple(options.arch)} if options.arch else loaded.shared_ptx
+    if not asked:
+        raise UsageError(f"[shared-ptx] of {loaded.path.name} is empty; name compute capabilities with --arch.")
+    if wrong := [a for base, others in asked.items() for a in others if int(a) <= int(base)]:
+        raise UsageError(f"{', '.join(wrong)}: no later than the PTX that they would be made from (--ptx).")
+    _, applied = maintain.apply(loaded, options.source)
+    tools = toolchain.assemble(target, None, maintain.BUILD, cache=True)
+    found = check(applied, tools, options.kernels or target.kernels, asked)
+    table = Table("kernel file", "machine code", "from the PTX of", "kernels", "differ")
+    for c in found:
+        table.add_row(c.file, f"sm_{c.architecture}", f"compute_{c.base}", str(c.kernels), str(len(c.differing)))
+    console.out.print(table)
+    if differing := [c for c in found if c.differing]:
+        first = differing[0]
+        raise CompileError(
+            f"{len(differing)} of {len(found)} differ, first {first.file} for sm_{first.architecture}: {first.differing[0]}. "
+            f"Take {', '.join(sorted({c.architecture for c in differing}))} out of [shared-ptx] in {loaded.path.name}."
+        )
+    console.done(f"{sum(c.kernels for c in found)} kernels: the same machine code from shared PTX as from their own.")
+
+
+def add_command(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = commands.add_parser(
+        "archs",
+        help="check which compute capabilities may share PTX",
+        description="Compile kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compare the machine code.",
+    )
+    parser.add_argument("--kernels", metavar="SET", type=build.kernel_choice, help="as for build (default: the default target's)")
+    parser.add_argument("--arch", metavar="CC,…", type=build.architectures, help="machine code for these (default: those of [shared-ptx])")
+    parser.add_argument("--ptx", metavar="CC", choices=matrix.ARCHITECTURES, default="80", help="from the PTX of this one, with --arch (default: 80)")
+    maintain.add_source(parser)
+    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")
