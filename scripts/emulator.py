@@ -37,7 +37,7 @@ _PACKAGES = ("pytest>=8.4", "hypothesis>=6.130", "einops")
 _CXX = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 
 
-def _objects(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
+def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
     """The interpreter, compiled; in a folder that follows from its sources."""
     env = tools.environment
     sources = [SUITE / f"{name}.cpp" for name in _SOURCES]
@@ -101,7 +101,7 @@ def build(target: Target, python: str, wanted: tuple[Kernel, ...], *, jobs: int 
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
     compiled = kernels.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
     folder = maintain.BUILD / "emulator"
-    objects = [*compiled.objects, *_objects(tools, folder)]
+    objects = [*compiled.objects, *interpreter(tools, folder)]
     name = hashlib.sha256(repr([str(path) for path in objects] + [applied.commit]).encode()).hexdigest()[:16]
     site = folder / f"package-{name}"
     if not site.is_dir():

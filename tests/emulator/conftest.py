@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from typing import Any
 
 import flash_attn
 import flash_attn_2_cuda
@@ -39,6 +40,11 @@ class Machine:
     def launches(self) -> int:
         return int(self._library.emulator_launches())
 
+    @property
+    def instructions(self) -> int:
+        """Of a warp each."""
+        return int(self._library.emulator_instructions())
+
 
 MACHINE = Machine()
 
@@ -54,3 +60,7 @@ def _fresh() -> Iterator[None]:
     flash_attn.set_deterministic_mode(False)
     yield
     flash_attn.set_deterministic_mode(False)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    terminalreporter.write_line(f"emulated: {MACHINE.launches} launches, {MACHINE.instructions / 1e6:.1f} million instructions of a warp")

@@ -603,7 +603,7 @@ class Decoder {
 public:
     Decoder(Module &module, Code &code) : module_(module), code_(code) { scopes_.emplace_back(); }
 
-    void entry(const std::string &name, const Module::Function &function) {
+    void entry(const Module::Function &function) {
         uint64_t offset = 0;
         for (const auto &[param, size, align] : parameters(function.head)) {
             offset = (offset + align - 1) / align * align;
@@ -614,7 +614,7 @@ public:
             code_.param_sizes.push_back(uint32_t(size));
             offset += size;
         }
-        body(name, function);
+        body(function);
         emit_end();
         for (const auto &[at, label, line] : jumps_) {
             const auto found = labels_.find(label);
@@ -699,7 +699,7 @@ private:
         return found;
     }
 
-    void body(const std::string &name, const Module::Function &function) {
+    void body(const Module::Function &function) {
         const std::string_view text = function.body;
         uint32_t line = function.line;
         std::string statement;
@@ -747,7 +747,6 @@ private:
             statement += c == '\n' || c == '\t' ? ' ' : c;
         }
         while (scopes_.size() > scopes_before) { scopes_.pop_back(); }
-        (void)name;
     }
 
     static std::string trimmed(std::string_view s) {
@@ -992,7 +991,7 @@ private:
         prefix_ = "call" + std::to_string(calls_++) + ":";
         const std::string end = prefix_ + "end";
         return_label_.push_back(end);
-        body(name, found->second);
+        body(found->second);
         return_label_.pop_back();
         labels_[end] = uint32_t(code_.insts.size());
         join_next_ = true;
@@ -1417,7 +1416,7 @@ const Code &Module::code(const std::string &name) {
     if (!code) {
         code = std::make_unique<Code>();
         code->name = name;
-        Decoder(*this, *code).entry(name, functions_.at(name));
+        Decoder(*this, *code).entry(functions_.at(name));
     }
     return *code;
 }

@@ -86,7 +86,7 @@ char *Block::address(Warp &warp, const Inst &inst, uint32_t lane, uint64_t at, u
 namespace {
 
 // A warp that waits for another block must let it run; a launch that takes this many instructions will never end.
-constexpr uint64_t kSlice = 2000, kEndless = 20'000'000'000;
+constexpr uint64_t kSlice = 2000, kEndless = 5'000'000'000;
 
 // Runs a warp to its next barrier, its end, or the end of its slice.
 void advance(Warp &w, const Code &code, uint64_t &executed) {
@@ -253,8 +253,6 @@ private:
         const uint64_t here = std::min<uint64_t>(kLanes, threads - uint64_t(n) * kLanes);
         w.alive = here == kLanes ? kAll : (1u << here) - 1;
         w.running = {0, w.alive};
-        const auto base = reinterpret_cast<uint64_t>(block_.shared.data());
-        (void)base;
         for (const Symbol &s : code_.symbols) {
             if (s.kind == Symbol::Global) { continue; }
             for (int l = 0; l < kLanes; ++l) {

@@ -2,8 +2,7 @@
 // runs it before it returns.
 #include <cuda_runtime_api.h>
 
-#include <cstdio>
-#include <set>
+#include <cstdlib>
 
 #include "machine.h"
 
@@ -104,6 +103,7 @@ void **__cudaRegisterFatBinary(void *wrapper) {
 }
 void __cudaRegisterFatBinaryEnd(void **) {}
 void __cudaUnregisterFatBinary(void **) {}
+char __cudaInitModule(void **) { return 0; }
 void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
 void __cudaRegisterFunction(void **handle, const char *host, char *, const char *name, int, uint3 *, uint3 *, dim3 *, dim3 *, int *) {
     state().kernels[host] = {reinterpret_cast<emulator::Binary *>(handle), name};
@@ -135,6 +135,16 @@ cudaError_t CUDARTAPI cudaFuncSetAttribute(const void *host, cudaFuncAttribute a
         if (value > emulator::kSharedOptIn) { return emulator::fail(cudaErrorInvalidValue, "more shared memory than a block can have: " + std::to_string(value)); }
         state().kernels.at(host).dynamic_limit = value;
     }
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMalloc(void **at, size_t size) {
+    *at = std::aligned_alloc(256, (size + 511) / 256 * 256);
+    emulator::Memory::instance().add(*at, size);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaFree(void *at) {
+    emulator::Memory::instance().remove(at);
+    std::free(at);
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaGetDevice(int *device) {

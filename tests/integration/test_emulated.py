@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts import emulator, maintain, toolchain
 from scripts.errors import VerifyError
+from scripts.process import run
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -29,3 +31,36 @@ def test_a_failure_is_an_error() -> None:
     done = emulate("--pytest=-k", "--pytest=nothing_has_this_name")
     assert done.returncode == VerifyError.exit_code
     assert "the suite failed under emulation" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program of small kernels on the emulator, without torch."""
+    target = maintain.load().default()
+    tools = toolchain.assemble(target, toolchain.check_python(target, None), maintain.BUILD, cache=False)
+    folder = tmp_path_factory.mktemp("faults")
+    source, what = emulator.SUITE / "faults.cu", {"error": VerifyError, "what": "could not build the small kernels"}
+    run([tools.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={tools.cxx}", "-c", source, "-o", folder / "faults.o"], **what)
+    objects = [path for path in emulator.interpreter(tools, maintain.BUILD / "emulator") if path.stem != "allocator"]
+    run([tools.cxx, folder / "faults.o", *objects, "-o", folder / "faults"], **what)
+    return folder / "faults"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status", "said"),
+    [
+        ("right", 0, "63.0"),
+        ("race", 1, "race in shared memory: written after warp 0 read"),
+        ("beyond", 1, "write of 4 bytes outside any allocation"),
+        ("misaligned", 1, "misaligned address"),
+        ("absent", 1, "a lane does not come to the barrier of its warp"),
+        ("copied", 0, "3.0"),
+        ("unwaited", 0, "nan"),
+        ("arithmetic", 0, ""),
+    ],
+)
+def test_what_the_emulator_says_of_kernels_that_are_wrong_in_one_way(faults: Path, kernel: str, status: int, said: str) -> None:
+    done = subprocess.run([faults, kernel], capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout
+    assert said in done.stdout
+    assert status == 0 or f"in {kernel}(float*)" in done.stdout

@@ -1,0 +1,74 @@
+// Kernels that are wrong in one way each, and one that is right: what the emulator must say of them.
+#include <cstdio>
+#include <cstring>
+
+constexpr int kSize = 1024;
+
+__device__ float half_of_block(const float *data, bool wait) {
+    __shared__ float shared[64];
+    shared[threadIdx.x] = data[threadIdx.x];
+    if (wait) { __syncthreads(); }
+    return shared[63 - threadIdx.x];  // what another warp wrote
+}
+
+__global__ void right(float *data) { data[64 + threadIdx.x] = half_of_block(data, true); }
+__global__ void race(float *data) { data[64 + threadIdx.x] = half_of_block(data, false); }
+__global__ void beyond(float *data) { data[kSize + threadIdx.x] = 1.f; }
+__global__ void misaligned(float *data) { reinterpret_cast<float2 *>(data + 1)[0] = make_float2(1.f, 2.f); }
+__global__ void absent(float *data) {
+    if (threadIdx.x < 16) { __syncthreads(); }
+    data[64 + threadIdx.x] = 1.f;
+}
+
+template<bool Wait>
+__global__ void copy(float *data) {
+    __shared__ alignas(16) float shared[4];
+    if (threadIdx.x == 0) {
+        const unsigned to = unsigned(__cvta_generic_to_shared(shared));
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n cp.async.commit_group;" :: "r"(to), "l"(data) : "memory");
+        if (Wait) { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+        data[64] = shared[3];
+    }
+}
+
+// What a warp's lanes hold after a shuffle, a vote and integer and half arithmetic, against the same by plain loops in main.
+__global__ void arithmetic(float *data) {
+    const int lane = threadIdx.x;
+    const int other = __shfl_xor_sync(0xffffffffu, lane * lane, 5);
+    const unsigned odd = __ballot_sync(0xffffffffu, lane & 1);
+    const int shifted = (lane - 40) >> 2;
+    data[64 + lane] = float(other + int(odd >> 28) + shifted) + float(lane) / 3.f;
+}
+
+int main(int, char **arguments) {
+    float *data = nullptr;
+    cudaMalloc(&data, kSize * sizeof(float));
+    for (int n = 0; n < kSize; ++n) { data[n] = float(n); }
+    const char *name = arguments[1];
+    const dim3 block(!std::strcmp(name, "arithmetic") || !std::strcmp(name, "absent") ? 32 : 64);
+    if (!std::strcmp(name, "right")) { right<<<1, block>>>(data); }
+    if (!std::strcmp(name, "race")) { race<<<1, block>>>(data); }
+    if (!std::strcmp(name, "beyond")) { beyond<<<1, block>>>(data); }
+    if (!std::strcmp(name, "misaligned")) { misaligned<<<1, block>>>(data); }
+    if (!std::strcmp(name, "absent")) { absent<<<1, block>>>(data); }
+    if (!std::strcmp(name, "copied")) { copy<true><<<1, block>>>(data); }
+    if (!std::strcmp(name, "unwaited")) { copy<false><<<1, block>>>(data); }
+    if (!std::strcmp(name, "arithmetic")) { arithmetic<<<1, block>>>(data); }
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) {
+        std::puts(cudaGetErrorString(error));
+        return 1;
+    }
+    if (!std::strcmp(name, "arithmetic")) {
+        for (int lane = 0; lane < 32; ++lane) {
+            const float expected = float((lane ^ 5) * (lane ^ 5) + 0xa + ((lane - 40) >> 2)) + float(lane) / 3.f;
+            if (data[64 + lane] - expected > 1e-4f || expected - data[64 + lane] > 1e-4f) {
+                std::printf("lane %d: %f, not %f\n", lane, data[64 + lane], expected);
+                return 1;
+            }
+        }
+    }
+    std::printf("%f\n", data[64]);
+    cudaFree(data);
+    return 0;
+}
