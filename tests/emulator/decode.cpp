@@ -304,6 +304,17 @@ void lookup3(Warp &w, const Inst &i, uint32_t mask) {
     store(w, i.r[0], out, mask);
 }
 
+void insert_field(Warp &w, const Inst &i, uint32_t mask) {  // bfi.b32 d, a, b, position, length
+    const uint32_t *a = w.lanes<uint32_t>(i.r[1]), *b = w.lanes<uint32_t>(i.r[2]), *position = w.lanes<uint32_t>(i.r[3]), *length = w.lanes<uint32_t>(i.r[4]);
+    uint32_t out[kLanes];
+    for (int l = 0; l < kLanes; ++l) {
+        const uint32_t at = position[l] & 255, many = length[l] & 255;
+        const uint64_t field = at >= 32 ? 0 : ((many >= 32 ? 0xffffffffull : (1ull << many) - 1) << at) & 0xffffffffull;
+        out[l] = uint32_t((b[l] & ~field) | ((uint64_t(a[l]) << (at & 31)) & field));
+    }
+    store(w, i.r[0], out, mask);
+}
+
 void permute(Warp &w, const Inst &i, uint32_t mask) {
     const uint32_t *a = w.lanes<uint32_t>(i.r[1]), *b = w.lanes<uint32_t>(i.r[2]), *c = w.lanes<uint32_t>(i.r[3]);
     uint32_t out[kLanes];
@@ -1230,6 +1241,9 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
     } else if (name == "bfe" && t == Type::u32) {
         inst.run = ternary<uint32_t, uint32_t, uint32_t, FieldU>;
         registers(inst, args, {t, t, Type::u32, Type::u32});
+    } else if (name == "bfi" && bytes(t) == 4) {
+        inst.run = insert_field;
+        registers(inst, args, {t, t, t, Type::u32, Type::u32});
     } else if (name == "prmt" && op.size() == 2) {
         inst.run = permute;
         registers(inst, args, {t, t, t, t});
