@@ -16,7 +16,7 @@ DIM = WITH_BACKWARD[0] if WITH_BACKWARD else 0
 pytestmark = pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
 
 problems = settings(
-    max_examples=12, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=20, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 
 
@@ -29,7 +29,7 @@ def configs(draw: st.DrawFn) -> Config:
         heads=heads,
         heads_k=heads_k,
         causal=causal,
-        window=(-1, -1) if causal else draw(st.sampled_from([(-1, -1), (40, 0), (150, 20), (-1, 30)])),
+        window=(-1, -1) if causal else draw(st.sampled_from([(-1, -1), (40, 0), (150, 20), (-1, 30), (700, 0), (-1, 300), (600, 600)])),
         softcap=draw(st.sampled_from([0.0, 0.0, 15.0])),
         alibi=draw(st.sampled_from([False, False, True])),
     )

@@ -202,8 +202,25 @@ def test_hidden_garbage_and_poisoned_slots_change_nothing() -> None:
         result.assert_same(results[0], "unused slots of the cache")
 
 
+@pytest.mark.parametrize("where", ["in one thread block", "apart"])
+@pytest.mark.parametrize("capacity", [BLOCK, 2 * BLOCK])
+def test_a_full_cache_is_not_written_past_its_end(where: str, capacity: int) -> None:
+    """What does not fit is dropped, as by upstream, and the rows that would need it are NaN."""
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    q, k = torch.randn(2, 4, 1, DIM).half(), torch.randn(2, capacity, 1, DIM).half()
+    before = k.clone()
+    with deterministic_mode(split_size=BLOCK), route(where):
+        out = flash_attn_with_kvcache(q, k, k.clone(), q, q, cache_seqlens=torch.tensor([capacity, capacity - 4], dtype=torch.int32), causal=True)
+    assert torch.equal(k[0], before[0])
+    assert torch.equal(k[1, :-4], before[1, :-4])
+    assert torch.equal(k[1, -4:], q[1])
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+
+
 def test_the_emulator_finds_a_read_outside_an_allocation() -> None:
-    """A cache length beyond the cache: the kernel reads past its end, and the emulator must say so."""
+    """A cache length beyond the cache, within its last block: the kernel reads past the end, and the emulator must say so."""
     config = Config(head_dim=DIM, heads=1, heads_k=1)
     config.need("split")
     q, k = torch.randn(1, 4, 1, DIM).half(), torch.randn(1, 300, 1, DIM).half()

@@ -417,22 +417,6 @@ def test_gradients_fit_the_forward_pass(config: Config) -> None:
         assert error <= 2 * allowed + 1e-3, f"d{name} is off by {error:.3g}, PyTorch's own error is {allowed:.3g}"
 
 
-@pytest.mark.parametrize(
-    ("config", "lengths"),
-    [(Config(alibi=True, window=(700, 0)), (100, 512)), (Config(window=(-1, 130)), (257, 128))],
-    ids=str,
-)
-def test_gradients_that_would_be_wrong_are_refused(config: Config, lengths: tuple[int, int]) -> None:
-    config.need("split")
-    sequence = Draw(16).sequence(config, *lengths)
-    for call in (dense, varlen):
-        with deterministic_mode():
-            call(config, [sequence])
-            needs = Sequence(sequence.q.clone().requires_grad_(), sequence.k, sequence.v)
-            with pytest.raises(ValueError, match="the backward pass would take it for another window"):
-                call(config, [needs])
-
-
 def test_split_size_is_part_of_the_bits() -> None:
     """Were it ignored, these two would be equal."""
     config = Config()

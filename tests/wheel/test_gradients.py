@@ -52,6 +52,23 @@ def test_alone_in_a_batch_and_packed(config: Config, len_q: int, len_k: int, con
     control(not dense(config, batch, upstreams[:5], 3).same(alone()))
 
 
+@pytest.mark.parametrize(
+    ("config", "lengths"),
+    [(Config(alibi=True, window=(700, 0)), (100, 512)), (Config(window=(-1, 130)), (257, 128)), (Config(window=(900, 900)), (300, 200))],
+    ids=str,
+)
+def test_windows_wider_than_the_keys(config: Config, lengths: tuple[int, int]) -> None:
+    """Upstream cuts them to the call's longest length, which is another window for a sequence beside a longer one."""
+    config.need("split", "bwd")
+    draw = Draw(seed_of(config, lengths))
+    sequences = [draw.sequence(config, *lengths), draw.sequence(config, 300, 2000)]
+    upstreams = [upstream_of(s, n) for n, s in enumerate(sequences)]
+    with deterministic_mode():
+        alone = dense(config, sequences[:1], upstreams[:1], 0)
+        varlen(config, sequences, upstreams, 0).assert_same(alone, "beside a longer one")
+    assert_accurate(config, alone, sequences[0], upstreams[0])
+
+
 @pytest.mark.parametrize("config", [Config(), Config(head_dim=128, dtype="bf16", causal=True)], ids=str)
 def test_fifty_runs(config: Config) -> None:
     config.need("split", "bwd")
