@@ -38,7 +38,8 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number that an option counts with."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
@@ -439,7 +440,7 @@ def add_command(commands: Any) -> None:
         help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full (default: the target's)",
     )
     build.add_argument("--arch", action=_Once, metavar="CC,…", type=architectures, help="compute capabilities, such as 80,90 (default: the target's)")
-    build.add_argument("--jobs", action=_Once, metavar="N", type=_positive, help="compilers at once (default: by cores and memory)")
+    build.add_argument("--jobs", action=_Once, metavar="N", type=positive, help="compilers at once (default: by cores and memory)")
     maintain.add_source(build)
     build.add_argument("--no-cache", action="store_true", help="do without the compile cache")
     build.add_argument("--stock", action="store_true", help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)")

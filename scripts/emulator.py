@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import console, kernels, maintain, matrix, toolchain, upstream
+from scripts import build, console, kernels, maintain, toolchain
 from scripts.errors import CompileError, ToolchainError, VerifyError
 from scripts.process import run
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
     from typing import Any
 
-    from scripts.matrix import Kernel, Target
+    from scripts.matrix import Kernel
+    from scripts.tree import Tree
 
 SUITE = maintain.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
@@ -83,19 +83,15 @@ def _tools_for_tests(env: toolchain.Environment, folder: Path) -> Path:
     return place
 
 
-def build(target: Target, python: str, wanted: tuple[Kernel, ...], *, jobs: int | None = None) -> tuple[Path, list[Path]]:
+def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...], jobs: int | None) -> list[Path]:
     """Build an extension that runs kernels on the CPU, and the Python package around it.
 
     Returns:
-        The Python of an environment with torch, and folders for its path.
+        Folders for the path of the toolchain's Python.
 
     Raises:
         CompileError: a compiler failed.
     """
-    loaded = maintain.load()
-    _, applied = maintain.apply(loaded, upstream.Source.AUTO)
-    console.step(f"Toolchain for {target.name}, Python {python}")
-    tools = toolchain.assemble(target, python, maintain.BUILD, cache=True)
     env = tools.environment
     plan = kernels.Plan(applied, tools, wanted, ("80",), maintain.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
@@ -114,29 +110,24 @@ def build(target: Target, python: str, wanted: tuple[Kernel, ...], *, jobs: int 
             output = aside / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"
             run([tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries], error=CompileError, what="could not link the emulator")
             aside.rename(site)
-    return env.python, [site, _tools_for_tests(env, folder)]
-
-
-def emulate(target: Target, python: str, wanted: tuple[Kernel, ...], extra: Sequence[str], *, jobs: int | None = None) -> None:
-    """Build, and run ``tests/emulator`` on it.
-
-    Raises:
-        VerifyError: a case failed.
-    """
-    binary, folders = build(target, python, wanted, jobs=jobs)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*folders, maintain.ROOT / "tests/wheel"]))}
-    command = [str(binary), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider", *extra]
-    console.step("Emulating")
-    status = subprocess.run(command, env=env, check=False).returncode
-    if status:
-        raise VerifyError(f"the suite failed under emulation: pytest exited with {status}; its output is above.")
-    console.done("Nothing failed under emulation. That is no proof of a wheel: nox -s verify, on a GPU.")
+    return [site, _tools_for_tests(env, folder)]
 
 
 def _run(options: argparse.Namespace) -> None:
     loaded = maintain.load()
     target = loaded.default()
-    emulate(target, toolchain.check_python(target, options.python), matrix.parse_kernels(options.kernels), options.pytest, jobs=options.jobs)
+    python = toolchain.check_python(target, options.python)
+    _, applied = maintain.apply(loaded, options.source)
+    console.step(f"Toolchain for {target.name}, Python {python}")
+    tools = toolchain.assemble(target, python, maintain.BUILD, cache=True)
+    folders = package(tools, applied, options.kernels, options.jobs)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*folders, maintain.ROOT / "tests/wheel"]))}
+    command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
+    console.step("Emulating")
+    status = subprocess.run([*command, *options.pytest], env=env, check=False).returncode
+    if status:
+        raise VerifyError(f"the suite failed under emulation: pytest exited with {status}; its output is above.")
+    console.done("Nothing failed under emulation. That is no proof of a wheel: nox -s verify, on a GPU.")
 
 
 def add_command(commands: Any) -> None:
@@ -146,8 +137,9 @@ def add_command(commands: Any) -> None:
         help="try the kernels without a GPU",
         description="Run the kernels' PTX on the CPU, behind the real binding, against tests/emulator. Finds faults; proves nothing of a wheel.",
     )
-    parser.add_argument("--kernels", metavar="SET", default=KERNELS, help=f"as for build (default: {KERNELS})")
+    parser.add_argument("--kernels", metavar="SET", type=build.kernel_choice, default=KERNELS, help=f"as for build (default: {KERNELS})")
     parser.add_argument("--python", metavar="X.Y", help="the Python to run under (default: the one running this)")
-    parser.add_argument("--jobs", metavar="N", type=int, help="compilers at once (default: by cores and memory)")
+    parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers at once (default: by cores and memory)")
+    maintain.add_source(parser)
     parser.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest")
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

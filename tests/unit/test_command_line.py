@@ -19,7 +19,23 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
 
 
-COMMANDS = ["build", "verify", "apply", "export", "patches", "lint", "guards", "forecast", "rebase", "each", "bisect", "timings", "changes"]
+COMMANDS = [
+    "build",
+    "verify",
+    "emulate",
+    "archs",
+    "apply",
+    "export",
+    "patches",
+    "lint",
+    "guards",
+    "forecast",
+    "rebase",
+    "each",
+    "bisect",
+    "timings",
+    "changes",
+]
 
 
 def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,6 +65,11 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["build", "--containers", "--stock"], "--containers makes wheels from the sdist"),
         (["build", "--image", "x"], "--image is for --containers"),
         (["build", "--kernels-only", "--check-reproducible"], "--kernels-only makes no wheel"),
+        (["emulate", "--kernels", "hdim65"], "'hdim65' names no kernels; choose 'all', or some of hdim32"),
+        (["emulate", "--jobs", "0"], "'0' is not a positive number"),
+        (["emulate", "--python", "3.9"], "has no Python 3.9; it has 3.10"),
+        (["archs"], "[shared-ptx] of wheel_matrix.toml is empty"),
+        (["archs", "--arch", "80"], "80: no later than the PTX that they would be made from"),
         (["apply", "--source", "svn"], "'svn' is none of git, sdist, auto"),
         (["rebase"], "say one of: VERSION"),
         (["rebase", "--continue"], "no rebase is under way"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,6 +131,11 @@ class Sequence:
         """Queries start to stop, with the keys up to where the last of them sits (causal calls)."""
         end = len(self.k) - (len(self.q) - stop)
         return replace(self, q=self.q[start:stop], k=self.k[:end], v=self.v[:end])
+
+
+def seed_of(*parts: object) -> int:
+    """A seed that follows from what a case is called."""
+    return functools.reduce(lambda seed, char: (seed * 31 + ord(char)) % 2**31, " ".join(map(str, parts)), 7)
 
 
 @dataclass

@@ -19,7 +19,7 @@ import flash_attn_2_cuda
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
-from harness import Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, varlen
+from harness import Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, seed_of, varlen
 
 pytestmark = pytest.mark.gpu
 
@@ -44,10 +44,6 @@ FEATURES = [
 EVERY = CONFIGS + FEATURES
 configs = pytest.mark.parametrize("config", EVERY, ids=str)
 EDGE_LENGTHS = [1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640, 1023, 1025, 1100, 4097]
-
-
-def seed_of(*parts: object) -> int:
-    return functools.reduce(lambda seed, char: (seed * 31 + ord(char)) % 2**31, " ".join(map(str, parts)), 7)
 
 
 def compare(config: Config, alone: Call, transformed: Call, control: Callable[..., None], must_differ: bool = False, split_size: int = 512) -> None:

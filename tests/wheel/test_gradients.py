@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
 from gradients import Gradients, assert_accurate, dense, leaves, upstream_of, varlen
-from harness import Config, Draw
+from harness import Config, Draw, seed_of
 
 pytestmark = pytest.mark.gpu
 
@@ -24,10 +23,6 @@ CONFIGS = [Config(head_dim=d, dtype=t, causal=c) for d in (64, 128) for t in ("f
     Config(head_dim=40, causal=True),
 ]
 configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
-
-
-def seed_of(*parts: object) -> int:
-    return functools.reduce(lambda seed, char: (seed * 31 + ord(char)) % 2**31, " ".join(map(str, parts)), 11)
 
 
 @configs
