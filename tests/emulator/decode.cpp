@@ -494,6 +494,8 @@ OPERATION2(Min, b < a ? b : a)
 OPERATION2(Max, a < b ? b : a)
 OPERATION2(MinReal, std::fmin(a, b))
 OPERATION2(MaxReal, std::fmax(a, b))
+OPERATION2(MinOrNaN, std::isnan(a) || std::isnan(b) ? NAN : std::fmin(a, b))
+OPERATION2(MaxOrNaN, std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b))
 OPERATION2(And, decltype(a)(a & b))
 OPERATION2(Or, decltype(a)(a | b))
 OPERATION2(Xor, decltype(a)(a ^ b))
@@ -1061,8 +1063,13 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
     } else if ((name == "bar" || name == "barrier") && (has(op, "sync"))) {
         inst.flow = Flow::Barrier;
         inst.offset = int64_t(number(args.at(0), Type::u32).value());
-        inst.size = 0;
+        inst.size = None;
         if (args.size() > 1) { inst.option = uint16_t(number(args[1], Type::u32).value() / kLanes); }
+    } else if ((name == "bar" || name == "barrier") && has(op, "red") && t == Type::pred && args.size() == 3 && args[2][0] != '!') {
+        inst.flow = Flow::Barrier;
+        inst.offset = int64_t(number(args.at(1), Type::u32).value());
+        inst.size = has(op, "or") ? Any : All;
+        inst.r[0] = operand(args[0], t).at, inst.r[1] = operand(args[2], t).at;
     } else if (name == "bar" && op.size() > 1 && op[1] == "warp") {
         inst.run = [](Warp &, const Inst &, uint32_t) {};
     } else if (name == "membar" || name == "fence" || name == "nanosleep" || name == "prefetch" || name == "prefetchu" || name == "discard" || name == "applypriority") {
@@ -1259,7 +1266,7 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
         two(op.at(op.size() - 2) == "f16x2" ? binary<uint32_t, float, float, Pack2<false>> : binary<uint32_t, float, float, Pack2<true>>, Type::b32, t, t);
     } else if (name == "cvt") {
         const Type to = type_named(op.at(op.size() - 2)).value();
-        if (has(op, "sat") || bytes(to) == 1 || bytes(t) == 1) { throw Fault("cvt"); }
+        if (has(op, "sat") || bytes(to) == 1) { throw Fault("cvt"); }
         inst.count = has(op, "rzi") || has(op, "rz") ? ToZero : has(op, "rmi") ? Down : has(op, "rpi") ? Up : Nearest;
         if (has(op, "rz") || has(op, "rm") || has(op, "rp")) { throw Fault("cvt"); }
         if (is_float(to) && is_float(t) && (has(op, "rzi") || has(op, "rmi") || has(op, "rpi") || has(op, "rni"))) { throw Fault("cvt"); }
@@ -1316,8 +1323,8 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
         }
     } else if (name == "min" || name == "max") {
         const bool least = name == "min";
-        if (has(op, "NaN") || has(op, "xorsign")) { throw Fault("max.NaN"); }
-        two(t == Type::f32 ? (least ? binary<float, float, float, MinReal> : binary<float, float, float, MaxReal>) : least ? integer2<Min>(t, 1) : integer2<Max>(t, 1), t, t, t);
+        if (has(op, "xorsign") || (has(op, "NaN") && t != Type::f32)) { throw Fault("max.xorsign"); }
+        two(has(op, "NaN") ? (least ? binary<float, float, float, MinOrNaN> : binary<float, float, float, MaxOrNaN>) : t == Type::f32 ? (least ? binary<float, float, float, MinReal> : binary<float, float, float, MaxReal>) : least ? integer2<Min>(t, 1) : integer2<Max>(t, 1), t, t, t);
     } else if (name == "div") {
         two(t == Type::f32 ? binary<float, float, float, DivideReal> : t == Type::f64 ? binary<double, double, double, DivideReal> : integer2<Divide>(t, 1), t, t, t);
     } else if (name == "rem") {

@@ -20,6 +20,13 @@ __global__ void absent(float *data) {
     data[64 + threadIdx.x] = 1.f;
 }
 
+// What all lanes of a block vote for, of which the second warp has one.
+__global__ void vote(float *data) {
+    const int any = __syncthreads_or(threadIdx.x == 40), none = __syncthreads_or(threadIdx.x == 64);
+    const int all = __syncthreads_and(threadIdx.x < 64), not_all = __syncthreads_and(threadIdx.x != 3);
+    data[64 + threadIdx.x] = float(any && !none && all && !not_all);
+}
+
 template<bool Wait>
 __global__ void copy(float *data) {
     __shared__ alignas(16) float shared[4];
@@ -51,6 +58,7 @@ int main(int, char **arguments) {
     if (!std::strcmp(name, "beyond")) { beyond<<<1, block>>>(data); }
     if (!std::strcmp(name, "misaligned")) { misaligned<<<1, block>>>(data); }
     if (!std::strcmp(name, "absent")) { absent<<<1, block>>>(data); }
+    if (!std::strcmp(name, "vote")) { vote<<<1, block>>>(data); }
     if (!std::strcmp(name, "copied")) { copy<true><<<1, block>>>(data); }
     if (!std::strcmp(name, "unwaited")) { copy<false><<<1, block>>>(data); }
     if (!std::strcmp(name, "arithmetic")) { arithmetic<<<1, block>>>(data); }

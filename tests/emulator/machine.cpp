@@ -154,6 +154,7 @@ void advance(Warp &w, const Code &code, uint64_t &executed) {
                 ++w.running.pc;
                 w.at_barrier = true;
                 w.barrier = uint32_t(inst.offset) << 16 | inst.option;
+                w.voting = inst.size ? &inst : nullptr;
                 return;
             case Flow::Unknown:
                 if (mask) { w.block->fault(w, inst, std::countr_zero(mask), "an instruction that the emulator does not know"); }
@@ -226,8 +227,16 @@ private:
         for (const auto &[barrier, count] : waiting) {
             const uint32_t expected = barrier & 0xffff ? barrier & 0xffff : alive;
             if (count < expected) { continue; }
+            bool any = false, all = true;
             for (Warp &w : block_.warps) {
-                if (w.at_barrier && w.barrier == barrier) { w.at_barrier = false; }
+                if (!w.at_barrier || w.barrier != barrier || !w.voting) { continue; }
+                const uint32_t votes = w.bits(w.voting->r[1]) & w.alive;
+                any |= votes != 0, all &= votes == w.alive;
+            }
+            for (Warp &w : block_.warps) {
+                if (!w.at_barrier || w.barrier != barrier) { continue; }
+                if (w.voting) { w.bits(w.voting->r[0]) = (w.voting->size == Any ? any : all) ? kAll : 0; }
+                w.at_barrier = false;
             }
             if (count == alive) { forget(); }  // a barrier of some warps orders those alone: what they touched stays noted
             released = true;

@@ -55,6 +55,7 @@ struct Warp {
     uint32_t index = 0, alive = 0;
     bool at_barrier = false;
     uint32_t barrier = 0;
+    const Inst *voting = nullptr;   // a barrier that tells each warp what all lanes of the block voted for
     std::vector<Fragment> waiting;  // lanes that are not running, by falling pc
     Fragment running{};
     std::vector<Copy> copies;

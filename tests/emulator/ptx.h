@@ -27,6 +27,7 @@ struct Inst;
 using Handler = void (*)(Warp &, const Inst &, uint32_t mask);
 
 enum class Flow : uint8_t { Next, Branch, Exit, Barrier, Unknown };
+enum Vote : uint8_t { None, Any, All };  // of a barrier
 
 // A register operand is a byte offset into the warp's register file: 32 lanes of 4 bytes (b16, b32, f32) or 8 (b64),
 // or one word with a bit a lane (predicates). Immediates and addresses of symbols are registers that are set before
@@ -42,7 +43,7 @@ struct Inst {
     int64_t offset = 0;         // of an address
     uint8_t count = 1;          // elements of a vector, or options
     uint8_t wide = 0;           // an address register of 64 bits
-    uint8_t size = 4;           // bytes an element
+    uint8_t size = 4;           // bytes an element, or a barrier's vote
     uint8_t space = 0;
     bool is_signed = false;
     uint16_t option = 0;
