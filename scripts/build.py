@@ -437,7 +437,7 @@ def add_command(commands: Any) -> None:
         action=_Once,
         metavar="SET",
         type=kernel_choice,
-        help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full (default: the target's)",
+        help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full; 'no-bias' leaves attn_mask and attn_bias out (default: the target's)",
     )
     build.add_argument("--arch", action=_Once, metavar="CC,…", type=architectures, help="compute capabilities, such as 80,90 (default: the target's)")
     build.add_argument("--jobs", action=_Once, metavar="N", type=positive, help="compilers at once (default: by cores and memory)")

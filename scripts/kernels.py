@@ -135,7 +135,11 @@ def seconds_expected(kernel: Kernel, architectures: Sequence[str], shared_ptx: M
 
 def masks(kernels: Sequence[Kernel]) -> list[str]:
     """Definitions that tell the binding which kernels there are (``fork_kernel_set.h``)."""
-    return [f"-DFORK_KERNELS_{kind.name}=0x{sum(1 << k.bit for k in kernels if k.kind is kind):06x}" for kind in Pass]
+    return [f"-DFORK_KERNELS_{kind.name}=0x{sum(1 << k.bit for k in kernels if k.kind is kind):06x}" for kind in Pass] + _without_bias(kernels)
+
+
+def _without_bias(kernels: Sequence[Kernel]) -> list[str]:
+    return [] if all(k.bias for k in kernels) else ["-DFORK_NO_BIAS"]
 
 
 def front_halves(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -165,9 +169,9 @@ def gencode(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ..
 def nvcc_flags(plan: Plan) -> list[str]:
     """The flags that decide what a kernel file becomes; they go into a wheel's provenance."""
     if plan.flavour.code:
-        return [*NVCC_FLAGS, *plan.flavour.code]
+        return [*NVCC_FLAGS, *_without_bias(plan.kernels), *plan.flavour.code]
     compress = _COMPRESS if Version(plan.toolchain.toolkit.release) >= _COMPRESS_FROM else ()
-    return [*NVCC_FLAGS, *compress, *gencode(plan.architectures, plan.shared_ptx)]
+    return [*NVCC_FLAGS, *_without_bias(plan.kernels), *compress, *gencode(plan.architectures, plan.shared_ptx)]
 
 
 def job_limit(asked: int | None, largest: float) -> tuple[int, str]:

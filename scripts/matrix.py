@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -46,6 +46,7 @@ class Kernel:
     head_dim: int
     dtype: str
     causal: bool
+    bias: bool = True  # with attn_mask and attn_bias
 
     @property
     def name(self) -> str:
@@ -64,6 +65,7 @@ class Kernel:
         return (HEAD_DIMS.index(self.head_dim) * 2 + DTYPES.index(self.dtype)) * 2 + self.causal
 
 
+NO_BIAS = "no-bias"
 ALL_KERNELS = tuple(Kernel(*parts) for parts in product(Pass, HEAD_DIMS, DTYPES, (False, True)))
 
 _WORDS: dict[str, tuple[str, Any]] = {
@@ -78,27 +80,33 @@ _WORDS: dict[str, tuple[str, Any]] = {
 def parse_kernels(text: str) -> tuple[Kernel, ...]:
     """Kernels that a choice such as ``hdim64,fp16,fwd`` or ``all`` names.
 
-    A kind of word (head dim, dtype, pass, causal or full) that is absent means all of its values.
+    A kind of word (head dim, dtype, pass, causal or full) that is absent means all of its values. With ``no-bias`` they
+    do without attn_mask and attn_bias.
 
     >>> [k.name for k in parse_kernels("hdim64,fp16,fwd")]
     ['fwd_hdim64_fp16', 'fwd_hdim64_fp16_causal']
     >>> len(parse_kernels("all"))
     72
+    >>> any(k.bias for k in parse_kernels("all,no-bias"))
+    False
 
     Raises:
         ValueError: a word that is none of these.
     """
     words = [word.strip() for word in text.split(",")]
+    if NO_BIAS in words:
+        rest = ",".join(word for word in words if word != NO_BIAS)
+        return tuple(replace(k, bias=False) for k in parse_kernels(rest or "all"))
     if words == ["all"]:
         return ALL_KERNELS
     chosen: dict[str, set[Any]] = {}
     for word in words:
         if word == "all":
-            raise ValueError(f"'all' stands alone; {text!r} has more")
+            raise ValueError(f"'all' stands alone, or beside {NO_BIAS!r}; {text!r} has more")
         if not word:
-            raise ValueError(f"{text!r} has an empty word; choose 'all', or some of {', '.join(_WORDS)}")
+            raise ValueError(f"{text!r} has an empty word; choose 'all', or some of {', '.join([*_WORDS, NO_BIAS])}")
         if word not in _WORDS:
-            raise ValueError(f"{word!r} names no kernels; choose 'all', or some of {', '.join(_WORDS)}")
+            raise ValueError(f"{word!r} names no kernels; choose 'all', or some of {', '.join([*_WORDS, NO_BIAS])}")
         kind, value = _WORDS[word]
         chosen.setdefault(kind, set()).add(value)
     return tuple(k for k in ALL_KERNELS if all(getattr(k, kind) in values for kind, values in chosen.items()))
@@ -111,6 +119,8 @@ def spell_kernels(kernels: Iterable[Kernel]) -> tuple[str, ...]:
     ('hdim64', 'fp16', 'fwd')
     >>> spell_kernels(ALL_KERNELS)
     ('all',)
+    >>> spell_kernels(parse_kernels("all,no-bias"))
+    ('all', 'no-bias')
     """
     kernels = tuple(kernels)
     words: list[str] = []
@@ -118,7 +128,7 @@ def spell_kernels(kernels: Iterable[Kernel]) -> tuple[str, ...]:
         values = {getattr(k, attribute) for k in kernels}
         if len(values) < len({getattr(k, attribute) for k in ALL_KERNELS}):
             words += [word for word, (kind, value) in _WORDS.items() if kind == attribute and value in values]
-    return tuple(words) or ("all",)
+    return (*(words or ["all"]), *(() if all(k.bias for k in kernels) else (NO_BIAS,)))
 
 
 def _pattern(regex: str, what: str) -> AfterValidator:

@@ -185,6 +185,7 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
         },
         "target": target.name,
         "kernel_set": [k.name for k in plan.kernels],
+        "attn_bias": all(k.bias for k in plan.kernels),
         "architectures": list(plan.architectures),
         "cuda": target.cuda,
         "torch": target.torch,
@@ -195,7 +196,7 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
 def _build_tag(plan: Plan) -> str:
     """What tells wheels of one version apart: kernels and architectures. It starts with a number, and installers prefer the larger."""
     words = [*spell_kernels(plan.kernels), *(f"sm{a}" for a in plan.architectures)]
-    return f"{len(plan.kernels) * len(plan.architectures)}_{'_'.join(words)}"
+    return f"{len(plan.kernels) * len(plan.architectures)}_{'_'.join(words).replace('-', '')}"  # a dash ends a tag
 
 
 def pack(matrix: Matrix, target: Target, plan: Plan, extension: Path, facts: dict[str, Any], *, notice: Path, dist: Path) -> Path:

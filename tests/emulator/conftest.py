@@ -15,6 +15,8 @@ harness.DEVICE = "cpu"
 for operator in ("_flash_attn_forward", "_flash_attn_varlen_forward", "_flash_attn_backward", "_flash_attn_varlen_backward"):
     custom = getattr(flash_attn.flash_attn_interface, operator)
     custom.register_kernel("cpu")(custom._init_fn)
+for custom in (flash_attn.fork_bias_forward.forward, flash_attn.fork_bias_backward.backward_operator):
+    custom.register_kernel("cpu")(custom._init_fn)
 
 
 class Machine:

@@ -32,6 +32,8 @@ def configs(draw: st.DrawFn) -> Config:
         window=(-1, -1) if causal else draw(st.sampled_from([(-1, -1), (40, 0), (150, 20), (-1, 30), (700, 0), (-1, 300), (600, 600)])),
         softcap=draw(st.sampled_from([0.0, 0.0, 15.0])),
         alibi=draw(st.sampled_from([False, False, True])),
+        mask=draw(st.sampled_from([False, False, True])),
+        bias=draw(st.sampled_from(["", "", "fp16", "fp32"])),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import MACHINE, Machine
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_with_kvcache
-from harness import KERNELS, Config, Draw, Rows, assert_accurate, cache, dense, paged, route, varlen
+from harness import KERNELS, Config, Draw, Rows, assert_accurate, cache, dense, extras, paged, route, varlen
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +37,8 @@ def configs(draw: st.DrawFn) -> Config:
         window=window,
         softcap=draw(st.sampled_from([0.0, 0.0, 15.0])),
         alibi=draw(st.sampled_from([False, False, True])),
+        mask=draw(st.sampled_from([False, False, True])),
+        bias=draw(st.sampled_from(["", "", "fp16", "fp32"])),
     )
 
 
@@ -125,7 +127,8 @@ def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int,
         expected = dense(config, [sequence])
         new = (t[None, before:].contiguous() for t in (sequence.k, sequence.v))
         length = torch.tensor([before], dtype=torch.int32)
-        out, lse = flash_attn_with_kvcache(sequence.q[None], *buffers, *new, cache_seqlens=length, return_softmax_lse=True, **config.kwargs())
+        own = extras([sequence], buffers[0].shape[1])
+        out, lse = flash_attn_with_kvcache(sequence.q[None], *buffers, *new, cache_seqlens=length, return_softmax_lse=True, **config.kwargs(), **own)
     Rows(out[0], lse[0]).assert_same(expected, "appended")
     for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
         assert torch.equal(buffer[0, : before + len_q], known)
@@ -139,7 +142,7 @@ def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
     config: Config, new: int, before: list[int], split: int, seed: int, machine: tuple[int, int], interleaved: bool, slack: int
 ) -> None:
     """New keys and queries are rotated by their position and appended: all at once, among strangers, and token by token."""
-    config = Config(**{**config.__dict__, "head_dim": DIM, "causal": True, "window": (-1, -1)})
+    config = Config(**{**config.__dict__, "head_dim": DIM, "causal": True, "window": (-1, -1), "mask": False, "bias": ""})
     config.need("split")
     draw = Draw(seed)
     sequences = [draw.sequence(config, new, length + new) for length in before]

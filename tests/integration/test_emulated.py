@@ -27,6 +27,12 @@ def test_rows_keep_their_bits_under_emulation() -> None:
     assert "skipped" not in done.stdout, "a case was left out"
 
 
+def test_kernels_without_mask_and_bias() -> None:
+    done = emulate("--kernels", "hdim32,fp16,split,causal,no-bias", "--pytest=-k", "--pytest=left_out")
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
+    assert "1 passed" in done.stdout
+
+
 def test_a_failure_is_an_error() -> None:
     done = emulate("--pytest=-k", "--pytest=nothing_has_this_name")
     assert done.returncode == VerifyError.exit_code

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,24 @@ def test_a_file_that_is_not_utf_8_is_an_error(tmp_path: Path) -> None:
 
 
 @given(
-    st.sets(st.sampled_from(matrix.HEAD_DIMS), min_size=1), st.sets(st.sampled_from(matrix.DTYPES), min_size=1), st.sets(st.booleans(), min_size=1)
+    st.sets(st.sampled_from(matrix.HEAD_DIMS), min_size=1),
+    st.sets(st.sampled_from(matrix.DTYPES), min_size=1),
+    st.sets(st.booleans(), min_size=1),
+    st.booleans(),
 )
-def test_a_choice_is_spelled_by_words_that_name_it_again(dims: set[int], dtypes: set[str], causal: set[bool]) -> None:
-    chosen = tuple(k for k in matrix.ALL_KERNELS if k.head_dim in dims and k.dtype in dtypes and k.causal in causal)
+def test_a_choice_is_spelled_by_words_that_name_it_again(dims: set[int], dtypes: set[str], causal: set[bool], bias: bool) -> None:
+    chosen = tuple(replace(k, bias=bias) for k in matrix.ALL_KERNELS if k.head_dim in dims and k.dtype in dtypes and k.causal in causal)
     assert matrix.parse_kernels(",".join(matrix.spell_kernels(chosen))) == chosen
+
+
+def test_kernels_without_bias_are_others() -> None:
+    """Their objects must not answer for those that have it, nor the binding's."""
+    with_bias, without = matrix.parse_kernels("hdim64,fp16"), matrix.parse_kernels("no-bias,hdim64,fp16")
+    assert [k.name for k in without] == [k.name for k in with_bias]
+    assert not set(with_bias) & set(without)
+    assert "-DFORK_NO_BIAS" in masks(without)
+    assert "-DFORK_NO_BIAS" not in masks(with_bias)
+    assert len(matrix.parse_kernels("no-bias")) == len(matrix.ALL_KERNELS)
 
 
 def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import harness
 import torch
 from flash_attn import flash_attn_func, flash_attn_varlen_func
-from harness import Config, Sequence, assert_same_bits, reference, same_bits
+from harness import Config, Sequence, assert_same_bits, extras, reference, same_bits
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of one sequence: ``dq`` (Lq, H, D), ``dk`` and ``dv`` (Lk, H_k, D)."""
+    """Of one sequence: ``dq`` (Lq, H, D), ``dk`` and ``dv`` (Lk, H_k, D), and ``dbias`` (H, Lq, Lk) where it has a bias."""
 
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    dbias: Tensor | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return ((field.name, getattr(self, field.name)) for field in fields(self) if getattr(self, field.name) is not None)
 
     def assert_same(self, other: Gradients, what: str) -> None:
-        for name in ("dq", "dk", "dv"):
-            assert_same_bits(getattr(self, name), getattr(other, name), f"{what}, {name} (row, head, dim)")
+        for name, gradient in self:
+            index = "(head, row, key)" if name == "dbias" else "(row, head, dim)"
+            assert_same_bits(gradient, getattr(other, name), f"{what}, {name} {index}")
 
     def same(self, other: Gradients) -> bool:
-        return all(same_bits(getattr(self, name), getattr(other, name)) for name in ("dq", "dk", "dv"))
+        return all(same_bits(gradient, getattr(other, name)) for name, gradient in self)
 
 
 def upstream_of(sequence: Sequence, seed: int) -> Tensor:
@@ -36,32 +42,43 @@ def leaves(tensors: tuple[Tensor, ...]) -> list[Tensor]:
     return [t.detach().clone().requires_grad_() for t in tensors]
 
 
+def _with_bias(sequences: list[Sequence], keys: int, packed: bool = False) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Mask and bias of a call, and the bias as a leaf."""
+    own = extras(sequences, keys, packed)
+    if "attn_bias" in own:
+        own["attn_bias"].requires_grad_()
+        return own, [own["attn_bias"]]
+    return own, []
+
+
 def dense(config: Config, sequences: list[Sequence], upstreams: list[Tensor], which: int, deterministic: bool = True) -> Gradients:
     q, k, v = leaves(tuple(torch.stack([getattr(s, name) for s in sequences]) for name in "qkv"))
-    out = flash_attn_func(q, k, v, deterministic=deterministic, **config.kwargs())
-    return Gradients(*(g[which] for g in torch.autograd.grad(out, (q, k, v), torch.stack(upstreams))))
+    own, bias = _with_bias(sequences, k.shape[1])
+    out = flash_attn_func(q, k, v, deterministic=deterministic, **config.kwargs(), **own)
+    return Gradients(*(g[which] for g in torch.autograd.grad(out, (q, k, v, *bias), torch.stack(upstreams))))
 
 
 def varlen(config: Config, sequences: list[Sequence], upstreams: list[Tensor], which: int) -> Gradients:
     q, k, v = leaves(tuple(torch.cat([getattr(s, name) for s in sequences]) for name in "qkv"))
     starts = [torch.tensor([0, *(len(getattr(s, name)) for s in sequences)], device=harness.DEVICE).cumsum(0).to(torch.int32) for name in "qk"]
     longest = [int(s.diff().max()) for s in starts]
-    out = flash_attn_varlen_func(q, k, v, *starts, *longest, deterministic=False, **config.kwargs())
-    dq, dk, dv = torch.autograd.grad(out, (q, k, v), torch.cat(upstreams))
+    own, bias = _with_bias(sequences, longest[1], packed=True)
+    out = flash_attn_varlen_func(q, k, v, *starts, *longest, deterministic=False, **config.kwargs(), **own)
+    dq, dk, dv, *dbias = torch.autograd.grad(out, (q, k, v, *bias), torch.cat(upstreams))
     rows, keys = (slice(int(s[which]), int(s[which + 1])) for s in starts)
-    return Gradients(dq[rows], dk[keys], dv[keys])
+    return Gradients(dq[rows], dk[keys], dv[keys], *(g[:, rows, : keys.stop - keys.start] for g in dbias))
 
 
 def assert_accurate(config: Config, got: Gradients, sequence: Sequence, upstream: Tensor) -> None:
     """The error against float64 is at most twice that of PyTorch's operations in the input's dtype, or thereabouts."""
 
     def by_definition(dtype: torch.dtype) -> list[Tensor]:
-        inputs = leaves((sequence.q, sequence.k, sequence.v))
-        out = reference(config, Sequence(*inputs), dtype=dtype).out
+        inputs = leaves(tuple(t for t in (sequence.q, sequence.k, sequence.v, sequence.bias) if t is not None))
+        out = reference(config, Sequence(*inputs[:3], sequence.mask, *inputs[3:]), dtype=dtype).out
         return [g.double() for g in torch.autograd.grad(out, inputs, upstream.to(out.dtype))]
 
     exact, plain = by_definition(torch.float64), by_definition(sequence.q.dtype)
-    for name, right, other in zip(("dq", "dk", "dv"), exact, plain, strict=True):
-        error = (getattr(got, name).double() - right).abs().max().item()
+    for (name, gradient), right, other in zip(got, exact, plain, strict=True):
+        error = (gradient.double() - right).abs().max().item()
         allowed = 2 * (other - right).abs().max().item() + 2e-3
         assert error <= allowed, f"{name} is off by {error:.3g}, PyTorch's own error allows {allowed:.3g}"

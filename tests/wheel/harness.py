@@ -16,7 +16,7 @@ import torch
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from torch import Tensor
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 DEVICE = "cuda"  # tests/emulator sets another
 KERNELS = frozenset(flash_attn.fork_info()["kernels"])
 
@@ -86,11 +86,14 @@ class Config:
     window: tuple[int, int] = (-1, -1)
     softcap: float = 0.0
     alibi: bool = False
+    mask: bool = False
+    bias: str = ""  # a dtype's name: a bias of that type
 
     def __str__(self) -> str:
         parts = [f"d{self.head_dim}", self.dtype, f"h{self.heads}" + (f"k{self.heads_k}" if self.heads_k != self.heads else "")]
         parts += ["causal"] * self.causal + [f"window{self.window[0]}.{self.window[1]}"] * (self.window != (-1, -1))
         parts += ["softcap"] * (self.softcap > 0) + ["alibi"] * self.alibi
+        parts += ["mask"] * self.mask + [f"bias.{self.bias}"] * bool(self.bias)
         return "-".join(parts)
 
     def kwargs(self) -> dict[str, Any]:
@@ -103,7 +106,8 @@ class Config:
         """Kernels that this wheel lacks for causal calls and for the single rows of them."""
         dim = next(d for d in (32, 64, 96, 128, 192, 256) if self.head_dim <= d)
         suffixes = ["", "_causal"] if self.causal else [""]
-        return sorted({f"{p}_hdim{dim}_{self.dtype}{s}" for p in passes for s in suffixes} - KERNELS)
+        missing = sorted({f"{p}_hdim{dim}_{self.dtype}{s}" for p in passes for s in suffixes} - KERNELS)
+        return missing + ["attn_mask and attn_bias"] * ((self.mask or bool(self.bias)) and not flash_attn_2_cuda.has_attn_bias)
 
     def need(self, *passes: str) -> None:
         """Skip unless the wheel has these kernels."""
@@ -113,11 +117,13 @@ class Config:
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence: ``q`` (Lq, H, D), ``k`` and ``v`` (Lk, H_k, D)."""
+    """One sequence: ``q`` (Lq, H, D), ``k`` and ``v`` (Lk, H_k, D), ``mask`` and ``bias`` (H, Lq, Lk) where it has them."""
 
     q: Tensor
     k: Tensor
     v: Tensor
+    mask: Tensor | None = None
+    bias: Tensor | None = None
 
     @classmethod
     def draw(cls, config: Config, len_q: int, len_k: int, generator: torch.Generator) -> Sequence:
@@ -125,12 +131,26 @@ class Sequence:
             shape = (length, heads, config.head_dim)
             return torch.randn(shape, generator=generator, device=DEVICE, dtype=torch.float32).to(DTYPES[config.dtype])
 
-        return cls(normal(len_q, config.heads), normal(len_k, config.heads_k), normal(len_k, config.heads_k))
+        q, k, v = normal(len_q, config.heads), normal(len_k, config.heads_k), normal(len_k, config.heads_k)
+        shape = (config.heads, len_q, len_k)
+
+        def uniform(*size: int) -> Tensor:
+            return torch.rand(size, generator=generator, device=DEVICE)
+
+        mask = bias = None
+        if config.mask:  # whole tiles hidden, from all rows or some, and single keys; here and there a row without any
+            stripes = uniform(config.heads, -(-len_q // 64), -(-len_k // 128)) < 0.5
+            mask = stripes.repeat_interleave(64, 1).repeat_interleave(128, 2)[:, :len_q, :len_k]
+            mask = mask & (uniform(*shape) < 0.9) & (uniform(config.heads, len_q, 1) < 0.95)
+        if config.bias:
+            bias = (4 * uniform(*shape) - 2).to(DTYPES[config.bias])
+        return cls(q, k, v, mask, bias)
 
     def rows(self, start: int, stop: int) -> Sequence:
         """Queries start to stop, with the keys up to where the last of them sits (causal calls)."""
         end = len(self.k) - (len(self.q) - stop)
-        return replace(self, q=self.q[start:stop], k=self.k[:end], v=self.v[:end])
+        mask, bias = (None if t is None else t[:, start:stop, :end] for t in (self.mask, self.bias))
+        return replace(self, q=self.q[start:stop], k=self.k[:end], v=self.v[:end], mask=mask, bias=bias)
 
 
 def seed_of(*parts: object) -> int:
@@ -169,10 +189,21 @@ def route(name: str) -> Iterator[None]:
 # How one sequence may be laid out in a call. Each returns the rows of the sequence asked for.
 
 
+def extras(sequences: list[Sequence], keys: int, packed: bool = False) -> dict[str, Tensor]:
+    """Mask and bias of a call, with room for so many keys; what no sequence reaches holds True and NaN."""
+    found = {}
+    for name, filler in (("mask", True), ("bias", math.nan)):
+        own = [getattr(s, name) for s in sequences]
+        if own[0] is not None:
+            wide = [torch.nn.functional.pad(t, [0, keys - t.shape[2]], value=filler) for t in own]
+            found[f"attn_{name}"] = torch.cat(wide, dim=1) if packed else torch.stack(wide)
+    return found
+
+
 def dense(config: Config, sequences: list[Sequence], which: int = 0) -> Rows:
     """A batch of sequences of equal lengths."""
     q, k, v = (torch.stack([getattr(s, name) for s in sequences]) for name in "qkv")
-    out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, **config.kwargs())
+    out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, **config.kwargs(), **extras(sequences, k.shape[1]))
     return Rows(out[which], lse[which])
 
 
@@ -185,7 +216,10 @@ def varlen(config: Config, sequences: list[Sequence], which: int = 0, slack: int
     len_q, len_k = [len(s.q) for s in sequences], [len(s.k) for s in sequences]
     cu_q, cu_k = cumulative(len_q), cumulative(len_k)
     q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
-    out, lse, _ = flash_attn_varlen_func(q, k, v, cu_q, cu_k, max(len_q) + slack_q, max(len_k) + slack, return_attn_probs=True, **config.kwargs())
+    own = extras(sequences, max(len_k) + slack, packed=True)
+    out, lse, _ = flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k, max(len_q) + slack_q, max(len_k) + slack, return_attn_probs=True, **config.kwargs(), **own
+    )
     rows = slice(int(cu_q[which]), int(cu_q[which + 1]))
     return Rows(out[rows], lse[:, rows])
 
@@ -203,7 +237,8 @@ def cache(config: Config, sequences: list[Sequence], capacity: int, which: int =
 
     q = torch.stack([s.q for s in sequences])
     lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device=DEVICE)
-    out, lse = flash_attn_with_kvcache(q, filled("k"), filled("v"), cache_seqlens=lengths, return_softmax_lse=True, **config.kwargs())
+    own = extras(sequences, capacity)
+    out, lse = flash_attn_with_kvcache(q, filled("k"), filled("v"), cache_seqlens=lengths, return_softmax_lse=True, **config.kwargs(), **own)
     return Rows(out[which], lse[which])
 
 
@@ -223,8 +258,9 @@ def paged(config: Config, sequences: list[Sequence], generator: torch.Generator,
 
     q = torch.stack([s.q for s in sequences])
     lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device=DEVICE)
+    own = extras(sequences, per_sequence * page)
     out, lse = flash_attn_with_kvcache(
-        q, pages("k"), pages("v"), cache_seqlens=lengths, block_table=table, return_softmax_lse=True, **config.kwargs()
+        q, pages("k"), pages("v"), cache_seqlens=lengths, block_table=table, return_softmax_lse=True, **config.kwargs(), **own
     )
     return Rows(out[which], lse[which])
 
@@ -246,8 +282,12 @@ def reference(config: Config, sequence: Sequence, rows: Tensor | None = None, dt
         slopes = config.kwargs()["alibi_slopes"].to(dtype)
         bias = -(diagonal - column).abs() if not config.causal else column - diagonal
         scores = scores + slopes[:, None, None] * bias
+    if sequence.bias is not None:
+        scores = scores + sequence.bias[:, index].to(dtype)
     left, right = config.window
-    hidden = torch.zeros(scores.shape[1:], dtype=torch.bool, device=DEVICE)
+    hidden = torch.zeros(scores.shape, dtype=torch.bool, device=DEVICE)
+    if sequence.mask is not None:
+        hidden |= ~sequence.mask[:, index]
     if config.causal:
         right = 0
     if left >= 0:
@@ -256,7 +296,7 @@ def reference(config: Config, sequence: Sequence, rows: Tensor | None = None, dt
         hidden |= column > diagonal + right
     scores = scores.masked_fill(hidden, -math.inf)
     lse = scores.double().logsumexp(-1)
-    probabilities = scores.softmax(-1).masked_fill(hidden.all(-1)[:, None], 0.0)
+    probabilities = scores.softmax(-1).masked_fill(hidden.all(-1)[..., None], 0.0)
     return Rows((probabilities @ v).transpose(0, 1), lse)
 
 
@@ -272,6 +312,6 @@ def assert_accurate(config: Config, got: Rows, sequence: Sequence, rows: Tensor 
     visible = exact.lse.isfinite()
     assert (lse[~visible] == math.inf).all(), "lse of a row that sees no key is not +inf"
     # ALiBi in a causal call adds slope * column where the reference adds slope * (column - diagonal).
-    if not (config.alibi and config.causal):
+    if visible.any() and not (config.alibi and config.causal):
         off = (lse.double() - exact.lse)[visible].abs().max().item()
         assert off <= 2e-3, f"lse is off by {off:.3g}"

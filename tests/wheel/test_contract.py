@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import flash_attn_2_cuda
 import pytest
@@ -40,6 +41,9 @@ FEATURES = [
     Config(alibi=True, window=(700, 0), heads_k=4),
     Config(head_dim=40, causal=True),
     Config(head_dim=72, dtype="bf16"),
+    Config(mask=True, heads=4, heads_k=2),
+    Config(bias="fp16", causal=True, heads=4, heads_k=2),
+    Config(mask=True, bias="fp32", head_dim=128, dtype="bf16", window=(700, 50), heads=4, heads_k=4),
 ]
 EVERY = CONFIGS + FEATURES
 configs = pytest.mark.parametrize("config", EVERY, ids=str)
@@ -126,7 +130,7 @@ def test_neighbour_contents(config: Config, control: Callable[..., None]) -> Non
     draw = Draw(seed_of(config, "contents"))
     own = draw.sequence(config, 130, 1100)
     first = [draw.sequence(config, 130, 1100) for _ in range(3)]
-    other = [Sequence(s.q * 30, s.k * 30, s.v * 1000) for s in first]
+    other = [replace(s, q=s.q * 30, k=s.k * 30, v=s.v * 1000) for s in first]
     compare(config, lambda: dense(config, [*first, own], 3), lambda: dense(config, [*other, own], 3), control)
 
 
@@ -213,7 +217,8 @@ def test_head_subset(config: Config, control: Callable[..., None]) -> None:
     sequence = Draw(seed_of(config, "heads")).sequence(config, 100, 1500)
     part = Config(**{**config.__dict__, "heads": config.heads // config.heads_k, "heads_k": 1})
     groups = part.heads
-    first = Sequence(sequence.q[:, :groups], sequence.k[:, :1], sequence.v[:, :1])
+    own = (None if t is None else t[:groups] for t in (sequence.mask, sequence.bias))
+    first = Sequence(sequence.q[:, :groups], sequence.k[:, :1], sequence.v[:, :1], *own)
 
     def subset() -> Rows:
         rows = dense(config, [sequence])
@@ -279,8 +284,8 @@ def test_rows_that_see_no_key(config: Config, control: Callable[..., None]) -> N
         got = varlen(config, [neighbour, sequence], 1)
     assert_accurate(config, got, sequence)
     exact = reference(config, sequence)
-    hidden = ~exact.lse[0].isfinite()
-    assert not got.out[hidden].any()
+    hidden = ~exact.lse.isfinite()
+    assert not got.out.transpose(0, 1)[hidden].any()
 
 
 @configs

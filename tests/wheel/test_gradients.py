@@ -21,6 +21,9 @@ CONFIGS = [Config(head_dim=d, dtype=t, causal=c) for d in (64, 128) for t in ("f
     Config(alibi=True, causal=True),
     Config(alibi=True),
     Config(head_dim=40, causal=True),
+    Config(mask=True, heads=4, heads_k=2),
+    Config(bias="fp16", causal=True, heads=4, heads_k=2),
+    Config(mask=True, bias="fp32", head_dim=128, dtype="bf16", heads=4, heads_k=4),
 ]
 configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -64,6 +65,11 @@ def test_kernels_inside_are_those_the_provenance_names() -> None:
     assert sorted(flash_attn_2_cuda.kernel_set()) == sorted(fork_info()["kernel_set"])
 
 
+def test_masks_and_biases_are_taken_if_the_provenance_says_so() -> None:
+    provenance = json.loads(Path(flash_attn.__file__).with_name("_fork.json").read_text(encoding="utf-8"))
+    assert provenance["attn_bias"] is flash_attn_2_cuda.has_attn_bias is fork_info()["attn_bias"]
+
+
 def test_machine_code_is_for_the_architectures_the_provenance_names() -> None:
     assert architectures(Path(flash_attn_2_cuda.__file__)) == {f"sm_{a}" for a in fork_info()["architectures"]}
 
@@ -72,11 +78,11 @@ def test_upstream_surface_is_all_there() -> None:
     functions = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func"]
     functions += ["flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
     for name in functions:
-        assert callable(getattr(flash_attn, name))
+        parameters = inspect.signature(getattr(flash_attn, name)).parameters
+        assert all(parameters[own].kind is inspect.Parameter.KEYWORD_ONLY for own in ("attn_mask", "attn_bias"))
     for name in ("fwd", "varlen_fwd", "bwd", "varlen_bwd", "fwd_kvcache"):
         assert callable(getattr(flash_attn_2_cuda, name))
-    parameters = list(inspect.signature(flash_attn.flash_attn_func).parameters)
-    assert parameters[:6] == ["q", "k", "v", "dropout_p", "softmax_scale", "causal"]
+    assert list(inspect.signature(flash_attn.flash_attn_func).parameters)[:6] == ["q", "k", "v", "dropout_p", "softmax_scale", "causal"]
 
 
 def test_mode_is_off_by_default_with_512_tokens() -> None:

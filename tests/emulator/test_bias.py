@@ -1,0 +1,413 @@
+"""attn_mask and attn_bias of every shape, stride and alignment: results and gradients against float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import flash_attn_2_cuda
+import pytest
+import torch
+from conftest import MACHINE, Machine
+from flash_attn import (
+    deterministic_mode,
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
+from harness import DTYPES, KERNELS, Config, Draw, Rows, Sequence, assert_accurate, assert_same_bits, dense, reference
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from masks import assert_close, by_definition, draw_inputs, strided
+from torch import Tensor
+
+DIM = min(int(name.split("hdim")[1].split("_")[0]) for name in KERNELS)
+WITH_BACKWARD = any(name.startswith("bwd") for name in KERNELS)
+
+problems = settings(
+    max_examples=25, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    heads, heads_k = draw(st.sampled_from([(1, 1), (2, 2), (4, 2), (4, 1)]))
+    causal = draw(st.booleans())
+    return Config(
+        head_dim=DIM,
+        heads=heads,
+        heads_k=heads_k,
+        causal=causal,
+        window=(-1, -1) if causal else draw(st.sampled_from([(-1, -1), (-1, -1), (150, 20)])),
+        softcap=draw(st.sampled_from([0.0, 0.0, 15.0])),
+        alibi=draw(st.sampled_from([False, False, True])),
+    )
+
+
+heads_of = st.sampled_from(["1", "heads_k", "heads"])
+orders = st.permutations([0, 1, 2, 3]).map(tuple)
+
+
+@problems
+@given(
+    configs(),
+    st.integers(1, 3),
+    st.integers(1, 200),
+    st.one_of(st.integers(1, 400), st.sampled_from([1, 127, 128, 129, 255, 256, 257])),
+    st.tuples(st.booleans(), heads_of, st.booleans(), st.booleans()),
+    st.tuples(st.booleans(), heads_of, st.booleans(), st.booleans()),
+    st.sampled_from(["mask", "bias", "both"]),
+    st.sampled_from(["fp16", "fp32"]),
+    st.tuples(st.integers(0, 7), orders, st.sampled_from([1, 1, 2])),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_every_shape_stride_and_alignment(
+    config: Config,
+    batch: int,
+    len_q: int,
+    len_k: int,
+    mask_shape: tuple[bool, str, bool, bool],
+    bias_shape: tuple[bool, str, bool, bool],
+    which: str,
+    dtype: str,
+    layout: tuple[int, tuple[int, ...], int],
+    mode: bool,
+    seed: int,
+) -> None:
+    config.need("split")
+    inputs = draw_inputs(seed, config, batch, len_q, len_k)
+
+    def shape(broadcast: tuple[bool, str, bool, bool]) -> tuple[int, ...]:
+        sizes = (batch, {"1": 1, "heads_k": config.heads_k, "heads": config.heads}[broadcast[1]], len_q, len_k)
+        return tuple(1 if one is True else size for one, size in zip(broadcast, sizes, strict=True))
+
+    generator = torch.Generator().manual_seed(seed)
+    own: dict[str, Any] = {}
+    if which != "bias":
+        own["attn_mask"] = strided(torch.rand(shape(mask_shape), generator=generator) < 0.6, *layout)
+    if which != "mask":
+        bias = torch.randn(shape(bias_shape), generator=generator).to(DTYPES[dtype])
+        own["attn_bias"] = strided(bias, *layout).requires_grad_()
+        inputs.append(own["attn_bias"])
+    upstream = torch.randn(inputs[0].shape, generator=generator).half()
+    leaves = [t if t.requires_grad else t.requires_grad_() for t in inputs]
+    with deterministic_mode(mode, 256):
+        out = flash_attn_func(*leaves[:3], **config.kwargs(), **own)
+        exact_out, exact = by_definition(config, torch.float64, inputs, own.get("attn_mask"), upstream)
+        plain_out, plain = by_definition(config, torch.float16, inputs, own.get("attn_mask"), upstream)
+        assert_close("out", out, exact_out, plain_out)
+        if not WITH_BACKWARD:
+            return
+        gradients = torch.autograd.grad(out, leaves, upstream)
+    for name, got, right, other in zip(("dq", "dk", "dv", "dbias"), gradients, exact, plain, strict=False):
+        assert got.dtype == leaves[("dq", "dk", "dv", "dbias").index(name)].dtype
+        assert_close(name, got, right, other)
+
+
+@pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
+@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize("shape", [(2, 4, 300, 400), (1, 4, 300, 400), (2, 1, 300, 400), (1, 1, 300, 400), (2, 2, 1, 400), (1, 1, 1, 400)], ids=str)
+def test_the_gradient_of_a_bias_is_the_same_in_every_run(machine: Machine, mode: bool, shape: tuple[int, ...]) -> None:
+    """Whatever the order of blocks and warps and how many run side by side: sums of several heads, sequences and queries included."""
+    config = Config(head_dim=DIM, heads=4, heads_k=2)
+    config.need("split", "bwd")
+    q, k, v = (t.requires_grad_() for t in draw_inputs(7, config, 2, 300, 400))
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).half().requires_grad_()
+    mask = torch.rand(2, 1, 3, 4, generator=torch.Generator().manual_seed(2)).repeat_interleave(100, 2).repeat_interleave(100, 3) < 0.7
+    results = []
+    for order, resident in [(0, 1), (1, 4), (2, 7), (3, 2)]:
+        machine.set(order=order, resident=resident)
+        with deterministic_mode(mode, 256):
+            out = flash_attn_func(q, k, v, attn_mask=mask, attn_bias=bias)
+            results.append(torch.autograd.grad(out, bias, torch.ones_like(out))[0])
+    for result in results[1:]:
+        assert_same_bits(result, results[0], "dbias")
+
+
+@pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["rows", "shared rows", "a row each", "a row"])
+@pytest.mark.parametrize("lengths", [[(130, 300), (1, 20), (70, 70), (0, 9)], [(1, 40), (1, 5), (1, 300), (1, 20)]], ids=["queries", "one query"])
+def test_packed_sequences(heads: int, kind: str, lengths: list[tuple[int, int]]) -> None:
+    """(heads, total_q or 1, keys), and (batch or 1, heads, 1, keys)."""
+    config = Config(head_dim=DIM, heads=4, heads_k=2, causal=True)
+    config.need("split", "bwd")
+    draw = Draw(5)
+    sequences = [draw.sequence(config, *length) for length in lengths]
+    longest, total = max(len(s.k) for s in sequences), sum(len(s.q) for s in sequences)
+    shape = {
+        "rows": (heads, total, longest),
+        "shared rows": (heads, 1, longest),
+        "a row each": (4, heads, 1, longest),
+        "a row": (1, heads, 1, longest),
+    }[kind]
+    bias = torch.randn(shape, generator=draw.generator).half().requires_grad_()
+    mask = torch.rand(shape, generator=draw.generator) < 0.7
+    packed = [torch.cat([getattr(s, name) for s in sequences]).requires_grad_() for name in "qkv"]
+    upstream = torch.randn(packed[0].shape, generator=draw.generator).half()
+    starts = [torch.tensor([0, *(len(getattr(s, name)) for s in sequences)]).cumsum(0).to(torch.int32) for name in "qk"]
+    out = flash_attn_varlen_func(*packed, *starts, max(len(s.q) for s in sequences), longest, attn_mask=mask, attn_bias=bias, causal=True)
+    gradients = torch.autograd.grad(out, (*packed, bias), upstream)
+
+    def of_sequence(tensor: Tensor, n: int, repeat: bool = True) -> Tensor:
+        rows = slice(int(starts[0][n]), int(starts[0][n + 1]))
+        own = tensor[n % tensor.shape[0]] if tensor.dim() == 4 else tensor[:, rows] if tensor.shape[1] > 1 else tensor
+        own = own[..., : len(sequences[n].k)].expand(-1, len(sequences[n].q), -1)
+        return own.repeat_interleave(4 // heads, 0)
+
+    def exact(dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (*packed, bias)]
+        parts = [
+            reference(
+                config,
+                Sequence(
+                    *(t[int(s[n]) : int(s[n + 1])] for t, s in zip(leaves[:3], (starts[0], starts[1], starts[1]), strict=True)),
+                    of_sequence(mask, n),
+                    of_sequence(leaves[3], n),
+                ),
+                dtype=dtype,
+            ).out
+            for n in range(4)
+        ]
+        result = torch.cat(parts)
+        return result, torch.autograd.grad(result, leaves, upstream.to(dtype))
+
+    (right_out, right), (plain_out, plain) = exact(torch.float64), exact(torch.float16)
+    assert_close("out", out, right_out, plain_out)
+    for name, got, expected, other in zip(("dq", "dk", "dv", "dbias"), gradients, right, plain, strict=True):
+        assert_close(name, got, expected, other)
+
+
+@pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
+@pytest.mark.parametrize("shape", [(1, 300, 400), (1, 1, 400), (1, 1, 1, 400)], ids=str)
+def test_a_longest_query_that_is_named_too_short_ends(shape: tuple[int, ...]) -> None:
+    """Its gradients are wrong, as upstream's are; it must not wait for ever, nor write elsewhere."""
+    Config(head_dim=DIM).need("split", "bwd")
+    q, k = torch.randn(300, 2, DIM).half().requires_grad_(), torch.randn(400, 2, DIM).half()
+    starts = [torch.tensor([0, end], dtype=torch.int32) for end in (300, 400)]
+    bias = torch.zeros(shape).requires_grad_()
+    out = flash_attn_varlen_func(q, k, k, *starts, 128, 400, attn_bias=bias)
+    torch.autograd.grad(out, (q, bias), torch.ones_like(out))
+
+
+@pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, -1e9, -1e30, -65504.0])
+@pytest.mark.parametrize("options", [{"softmax_scale": 1.0}, {"softcap": 30.0}, {}], ids=str)
+@pytest.mark.parametrize("hidden", [44, 270])
+def test_large_negative_biases_hide_as_a_mask_does(value: float, options: dict[str, float], hidden: int) -> None:
+    """Padding comes last and is visited first: the scores that all rows begin with are such."""
+    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config.need("split")
+    q, k, v = (t.requires_grad_() for t in draw_inputs(3, config, 1, 70, 600))
+    seen = torch.arange(600) < 600 - hidden
+    bias = torch.where(seen, 0.0, value)
+    for mode in (False, True):
+        with deterministic_mode(mode, 256):
+            out, expected = flash_attn_func(q, k, v, attn_bias=bias, **options), flash_attn_func(q, k, v, attn_mask=seen, **options)
+            assert_close("out", out, expected.double(), expected)
+            if WITH_BACKWARD:
+                for got, right in zip(*(torch.autograd.grad(o, (q, k, v), torch.ones_like(o)) for o in (out, expected)), strict=True):
+                    assert_close("gradient", got, right.double(), right)
+
+
+def test_a_query_all_of_whose_biases_are_the_least_attends_as_without() -> None:
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    q, k, v = draw_inputs(3, config, 1, 3, 300)
+    out = flash_attn_func(q, k, v, attn_bias=torch.full((3, 300), torch.finfo(torch.float32).min))
+    assert (out - flash_attn_func(q, k, v)).abs().max() < 5e-3  # scores that large have a coarser grid
+
+
+def test_nan_in_a_bias_is_not_lost() -> None:
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    q, k, v = draw_inputs(3, config, 1, 3, 300)
+    bias = torch.zeros(3, 300)
+    bias[1, 77] = math.nan
+    out = flash_attn_func(q, k, v, attn_bias=bias)
+    assert out[0, 1].isnan().all()
+    assert out[0, [0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["(B, 1, 1, S)", "(B, H, S, S)"])
+def test_tiles_that_a_mask_hides_are_not_computed(machine: Machine, kind: str) -> None:
+    """Half of the keys hidden in blocks: about half of the instructions forward; backward, hidden tiles are still loaded."""
+    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config.need("split")
+    q, k, v = (t.requires_grad_() for t in draw_inputs(3, config, 1, 256, 2048))
+    keys = (torch.arange(2048) // 512 % 2).bool()
+    size = (1, 2, 256, 2048) if "H" in kind else (1, 1, 1, 2048)
+    passes = {"forward": None, "backward": None} if WITH_BACKWARD else {"forward": None}
+    counts: dict[str, list[int]] = {name: [] for name in passes}
+    for mask in (torch.ones(size, dtype=torch.bool), keys.expand(size)):
+        with deterministic_mode(split_size=2048):
+            before = machine.instructions
+            out = flash_attn_func(q, k, v, attn_mask=mask)
+            counts["forward"].append(machine.instructions - before)
+            if WITH_BACKWARD:
+                before = machine.instructions
+                out.sum().backward()
+                counts["backward"].append(machine.instructions - before)
+    for name, (full, half) in counts.items():
+        assert half < {"forward": 0.7, "backward": 0.8}[name] * full, f"{name}: {half} of {full}"
+
+
+def test_hidden_keys_and_values_change_nothing() -> None:
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    q, k, v = draw_inputs(3, config, 1, 40, 700)
+    mask = torch.rand(1, 1, 1, 700, generator=torch.Generator().manual_seed(1)) < 0.5
+    bias = torch.zeros(1, 1, 1, 700)
+    results = []
+    for garbage in (0.0, 60000.0):
+        for tensor in (k, v):
+            tensor[:, ~mask[0, 0, 0]] = garbage
+        bias[~mask] = math.nan if garbage else 0.0
+        with deterministic_mode(split_size=256):
+            out, lse, _ = flash_attn_func(q, k, v, attn_mask=mask, attn_bias=bias, return_attn_probs=True)
+        results.append(Rows(out[0], lse[0]))
+    results[1].assert_same(results[0], "garbage in hidden keys")
+
+
+@pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
+def test_a_query_without_keys_has_zeros_and_finite_gradients() -> None:
+    config = Config(head_dim=DIM, heads=2, heads_k=1)
+    config.need("split", "bwd")
+    inputs = [t.requires_grad_() for t in draw_inputs(3, config, 1, 70, 300)]
+    mask = torch.ones(70, 300, dtype=torch.bool)
+    mask[5], mask[64:] = False, False
+    bias = torch.zeros(70, 300)
+    bias[9] = -math.inf
+    inputs.append(bias.requires_grad_())
+    out, lse, _ = flash_attn_func(*inputs[:3], attn_mask=mask, attn_bias=bias, return_attn_probs=True)
+    for row in (5, 9, *range(64, 70)):
+        assert (out[0, row] == 0).all()
+        assert (lse[0, :, row] == math.inf).all()
+    gradients = torch.autograd.grad(out, inputs, torch.ones_like(out))
+    assert all(g.isfinite().all() for g in gradients)
+    assert (gradients[0][0, 5] == 0).all()
+    assert (gradients[3][5] == 0).all()
+
+
+def test_packed_forms_are_the_plain_ones() -> None:
+    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config.need("split")
+    q, k, v = draw_inputs(3, config, 2, 90, 90)
+    own = {"attn_mask": torch.rand(2, 1, 90, 90) < 0.5, "attn_bias": torch.randn(2, 90, 90).half()}
+    expected = flash_attn_func(q, k, v, **own)
+    assert_same_bits(flash_attn_qkvpacked_func(torch.stack([q, k, v], 2), **own), expected, "qkvpacked")
+    assert_same_bits(flash_attn_kvpacked_func(q, torch.stack([k, v], 2), **own), expected, "kvpacked")
+    starts = torch.tensor([0, 90, 180], dtype=torch.int32)
+    rows = {name: t.expand(2, 2, 90, 90).transpose(0, 1).reshape(2, 180, 90) for name, t in own.items()}
+    flat = [t.reshape(180, 2, DIM) for t in (q, k, v)]
+    expected = flash_attn_varlen_func(*flat, starts, starts, 90, 90, **rows)
+    assert_same_bits(flash_attn_varlen_qkvpacked_func(torch.stack(flat, 1), starts, 90, **rows), expected, "varlen_qkvpacked")
+    assert_same_bits(flash_attn_varlen_kvpacked_func(flat[0], torch.stack(flat[1:], 1), starts, starts, 90, 90, **rows), expected, "varlen_kvpacked")
+
+
+def call(**own: Any) -> None:
+    q, k = torch.randn(2, 5, 4, DIM).half(), torch.randn(2, 7, 2, DIM).half()
+    dropout = own.pop("dropout_p", 0.0)
+    flash_attn_func(q, k, k, dropout, **own)
+
+
+def call_packed(**own: Any) -> None:
+    q, k, starts = (
+        torch.randn(10, 4, DIM).half(),
+        torch.randn(14, 2, DIM).half(),
+        [torch.tensor(s, dtype=torch.int32) for s in ([0, 5, 10], [0, 7, 14])],
+    )
+    flash_attn_varlen_func(q, k, k, *starts, 5, 7, **own)
+
+
+def call_cache(**own: Any) -> None:
+    q, k = torch.randn(2, 5, 4, DIM).half(), torch.randn(2, 7, 2, DIM).half()
+    flash_attn_with_kvcache(q, k, k, cache_seqlens=torch.tensor([5, 6], dtype=torch.int32), **own)
+
+
+def mask(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.bool)
+
+
+DENSE = r"allowed is \(2 or 1, 4 or 2 or 1, 5 or 1, 7 or 1\)"
+
+
+@pytest.mark.parametrize(
+    ("call", "own", "error", "message"),
+    [
+        (call, {"attn_mask": mask(2, 4, 5, 6)}, ValueError, rf"attn_mask has shape \[2, 4, 5, 6\]; {DENSE}"),
+        (call, {"attn_mask": mask(3, 5, 7)}, ValueError, DENSE),
+        (call, {"attn_mask": mask(1, 2, 4, 5, 7)}, ValueError, DENSE),
+        (call, {"attn_bias": torch.tensor(1.0).half()}, ValueError, DENSE),
+        (call, {"attn_mask": torch.ones(5, 7)}, TypeError, "attn_mask has dtype Float; allowed is Bool"),
+        (call, {"attn_bias": torch.ones(5, 7).bfloat16()}, TypeError, "attn_bias has dtype BFloat16; allowed is that of q, Half, or Float"),
+        (call, {"attn_bias": torch.ones(5, 7, dtype=torch.int32)}, TypeError, "attn_bias has dtype Int"),
+        (call, {"attn_mask": mask(5, 7), "dropout_p": 0.1}, NotImplementedError, "do not go with dropout_p > 0"),
+        (call, {"attn_bias": torch.ones(5, 7), "softmax_scale": 0.0}, ValueError, "softmax_scale=0"),
+        (
+            call_packed,
+            {"attn_mask": mask(2, 4, 5, 7)},
+            ValueError,
+            r"allowed is \(4 or 2 or 1, 10 \(all queries\) or 1, 7 or 1\), or \(2 or 1, 4 or 2 or 1, 1, 7 or 1\)",
+        ),
+        (call_packed, {"attn_mask": mask(5, 7)}, ValueError, "all queries"),
+        (call_cache, {"attn_mask": mask(5, 6)}, ValueError, DENSE),
+        (
+            call_cache,
+            {"attn_mask": mask(5, 7), "cache_leftpad": torch.tensor([0, 1], dtype=torch.int32)},
+            NotImplementedError,
+            "leftpad_k: mask the padding",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(call: Any, own: dict[str, Any], error: type[Exception], message: str) -> None:
+    Config(head_dim=DIM).need("split")
+    with pytest.raises(error, match=message):
+        call(**own)
+
+
+def test_a_call_says_so_where_mask_and_bias_were_left_out() -> None:
+    """--kernels …,no-bias; and all else is as it was."""
+    config = Config(head_dim=DIM, heads=2, heads_k=2, causal=True, alibi=True)
+    config.need("split")
+    sequence = Draw(5).sequence(config, 20, 300)
+    with deterministic_mode(split_size=256):
+        rows = dense(config, [sequence])
+    assert_accurate(config, rows, sequence)
+    inputs = [t[None] for t in (sequence.q, sequence.k, sequence.v)]
+    own = {"attn_mask": mask(20, 300)}
+    if flash_attn_2_cuda.has_attn_bias:
+        with deterministic_mode(split_size=256):
+            assert_same_bits(flash_attn_func(*inputs, **config.kwargs(), **own)[0], rows.out, "with a mask that hides nothing")
+    else:
+        with pytest.raises(NotImplementedError, match="this wheel was built without attn_mask and attn_bias"):
+            flash_attn_func(*inputs, causal=True, **own)
+
+
+def test_a_call_leaves_nothing_to_the_next() -> None:
+    """Mask and bias reach C++ beside upstream's arguments: a call that fails must not hand them on."""
+    config = Config(head_dim=DIM, heads=4, heads_k=2)
+    config.need("fwd", "split")
+    q, k, v = draw_inputs(3, config, 2, 5, 7)
+    expected = flash_attn_func(q, k, v)
+    with pytest.raises(ValueError, match="attn_mask"):
+        flash_attn_func(q, k, v, attn_mask=mask(2, 4, 5, 6))
+    flash_attn_func(q, k, v, attn_mask=mask(1, 7) & False)
+    assert_same_bits(flash_attn_func(q, k, v), expected, "after a call with a mask")
+
+
+def test_a_bias_alone_may_require_a_gradient() -> None:
+    """Only the bias requires a gradient."""
+    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config.need("split", "bwd")
+    q, k, v = draw_inputs(3, config, 1, 60, 80)
+    bias = torch.zeros(60, 80).requires_grad_()
+    MACHINE.set(order=1, resident=3)
+    (gradient,) = torch.autograd.grad(flash_attn_func(q, k, v, attn_bias=bias).float().pow(2).sum(), bias)
+    assert gradient.shape == bias.shape
+    assert gradient.abs().sum() > 0
+    assert gradient.sum(-1).abs().max() < 1e-3  # adding to all keys of a query changes nothing

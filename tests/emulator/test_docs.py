@@ -1,0 +1,25 @@
+"""The examples of docs/masks.md run, at a head dim and on a device that are here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from harness import KERNELS, Config
+
+DOCS = Path(__file__).parents[2] / "docs/masks.md"
+DIM = min(int(name.split("hdim")[1].split("_")[0]) for name in KERNELS)
+
+
+def test_the_examples_of_masks() -> None:
+    config = Config(head_dim=DIM, causal=True)
+    if config.lacks("fwd", "split", "bwd"):
+        pytest.skip("built without some of the kernels (--kernels)")
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 8
+    names: dict[str, object] = {}
+    for block in blocks:
+        code = block.replace('device="cuda"', 'device="cpu"').replace("D = 2, 4, 512, 64", f"D = 2, 4, 512, {DIM}")
+        exec(compile(code, str(DOCS), "exec"), names)  # noqa: S102 - our own documentation
+    assert names["out"].shape == (2, 1, 4, DIM)  # type: ignore[attr-defined]
