@@ -293,6 +293,17 @@ def test_a_query_without_keys_has_zeros_and_finite_gradients() -> None:
     assert (gradients[3][5] == 0).all()
 
 
+def test_views_are_kept_for_gradients_as_views() -> None:
+    q, k, v = (t.requires_grad_() for t in draw_inputs(3, Config(head_dim=DIM, heads=2, heads_k=2), 2, 60, 80))
+    Config(head_dim=DIM).need("split")
+    own = {"attn_mask": mask(2, 1, 1, 80).expand(2, 2, 60, 80), "attn_bias": torch.zeros(1, 1, 60, 1).half().expand(2, 2, 60, 80)}
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        flash_attn_func(q, k, v, **own)
+    for given_view in own.values():
+        assert any(t.data_ptr() == given_view.data_ptr() and t.stride() == given_view.stride() for t in kept)
+
+
 def test_packed_forms_are_the_plain_ones() -> None:
     config = Config(head_dim=DIM, heads=2, heads_k=2)
     config.need("split")
@@ -313,6 +324,11 @@ def call(**own: Any) -> None:
     q, k = torch.randn(2, 5, 4, DIM).half(), torch.randn(2, 7, 2, DIM).half()
     dropout = own.pop("dropout_p", 0.0)
     flash_attn_func(q, k, k, dropout, **own)
+
+
+def call_equal_heads(**own: Any) -> None:
+    q, k = torch.randn(2, 5, 2, DIM).half(), torch.randn(2, 7, 2, DIM).half()
+    flash_attn_func(q, k, k, **own)
 
 
 def call_packed(**own: Any) -> None:
@@ -341,6 +357,7 @@ DENSE = r"allowed is \(2 or 1, 4 or 2 or 1, 5 or 1, 7 or 1\)"
     [
         (call, {"attn_mask": mask(2, 4, 5, 6)}, ValueError, rf"attn_mask has shape \[2, 4, 5, 6\]; {DENSE}"),
         (call, {"attn_mask": mask(3, 5, 7)}, ValueError, DENSE),
+        (call_equal_heads, {"attn_mask": mask(3, 5, 7)}, ValueError, r"allowed is \(2 or 1, 2 or 1, 5 or 1, 7 or 1\)"),
         (call, {"attn_mask": mask(1, 2, 4, 5, 7)}, ValueError, DENSE),
         (call, {"attn_bias": torch.tensor(1.0).half()}, ValueError, DENSE),
         (call, {"attn_mask": torch.ones(5, 7)}, TypeError, "attn_mask has dtype Float; allowed is Bool"),
@@ -373,7 +390,8 @@ def test_what_does_not_fit_is_named(call: Any, own: dict[str, Any], error: type[
 def test_a_call_says_so_where_mask_and_bias_were_left_out() -> None:
     """--kernels …,no-bias; and all else is as it was."""
     config = Config(head_dim=DIM, heads=2, heads_k=2, causal=True, alibi=True)
-    config.need("split")
+    if f"split_hdim{DIM}_fp16_causal" not in KERNELS:
+        pytest.skip("built without the causal split kernels (--kernels)")
     sequence = Draw(5).sequence(config, 20, 300)
     with deterministic_mode(split_size=256):
         rows = dense(config, [sequence])
