@@ -111,16 +111,16 @@ def test_every_shape_stride_and_alignment(
 
 @pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
 @pytest.mark.parametrize("mode", [False, True])
-@pytest.mark.parametrize("shape", [(2, 4, 300, 400), (1, 4, 300, 400), (2, 1, 300, 400), (1, 1, 300, 400), (2, 2, 1, 400), (1, 1, 1, 400)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4, 300, 400), (1, 4, 300, 400), (3, 1, 300, 400), (1, 1, 300, 400), (3, 2, 1, 400), (1, 1, 1, 400)], ids=str)
 def test_the_gradient_of_a_bias_is_the_same_in_every_run(machine: Machine, mode: bool, shape: tuple[int, ...]) -> None:
     """Whatever the order of blocks and warps and how many run side by side: sums of several heads, sequences and queries included."""
     config = Config(head_dim=DIM, heads=4, heads_k=2)
     config.need("split", "bwd")
-    q, k, v = (t.requires_grad_() for t in draw_inputs(7, config, 2, 300, 400))
-    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).half().requires_grad_()
-    mask = torch.rand(2, 1, 3, 4, generator=torch.Generator().manual_seed(2)).repeat_interleave(100, 2).repeat_interleave(100, 3) < 0.7
+    q, k, v = (t.requires_grad_() for t in draw_inputs(7, config, 3, 300, 400))
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()  # float32: half_t would round orders away
+    mask = torch.rand(3, 4, 3, 4, generator=torch.Generator().manual_seed(2)).repeat_interleave(100, 2).repeat_interleave(100, 3) < 0.5
     results = []
-    for order, resident in [(0, 1), (1, 4), (2, 7), (3, 2)]:
+    for order, resident in [(0, 1), (1, 48), (2, 24), (3, 7)]:
         machine.set(order=order, resident=resident)
         with deterministic_mode(mode, 256):
             out = flash_attn_func(q, k, v, attn_mask=mask, attn_bias=bias)

@@ -142,7 +142,7 @@ def test_the_gradient_of_a_bias_is_the_same_in_every_run(mode: bool, shape: str)
     config.need("split", "bwd")
     torch.manual_seed(1)
     q, k, v = draw_inputs(1, config, 3, 1000, 1500)
-    bias = torch.randn(sizes(shape, config, 3, 1000, 1500), device=DEVICE).half().requires_grad_()
+    bias = torch.randn(sizes(shape, config, 3, 1000, 1500), device=DEVICE).requires_grad_()
     results = []
     for _ in range(10):
         with deterministic_mode(mode, 512):
@@ -159,7 +159,7 @@ def test_the_gradient_of_one_sequence_s_bias_does_not_depend_on_the_batch() -> N
     torch.manual_seed(1)
     inputs = draw_inputs(1, config, 5, 1000, 1500)
     for shape in ("b11k", "b1qk"):
-        bias = torch.randn(sizes(shape, config, 5, 1000, 1500), device=DEVICE).half()
+        bias = torch.randn(sizes(shape, config, 5, 1000, 1500), device=DEVICE)
 
         def gradient(which: slice, bias: Tensor = bias) -> Tensor:
             own = bias[which].clone().requires_grad_()
