@@ -248,6 +248,8 @@ def _jobs(loaded: matrix.Matrix, options: argparse.Namespace) -> list[Job]:
                     raise
                 console.warn(f"left out: {e}")
                 continue
+            if mistake := matrix.too_early(target.cuda, options.arch or ()):
+                raise UsageError(f"--arch: {mistake}; target {target.name} is for CUDA {target.cuda}.")
             jobs.append(Job(target, python, options.kernels or target.kernels, options.arch or target.architectures))
     if not jobs:
         raise UsageError("no target has the Python that was asked for.")
@@ -263,15 +265,18 @@ def _made(loaded: matrix.Matrix, job: Job) -> set[matrix.Kernel]:
     return {k for k in job.kernels if any(unit.target.stem == k.name and unit.target.exists() for unit in units)}
 
 
-def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool) -> None:
-    """Say what builds will take, before the first. Kernels serve every Python and torch of one toolkit."""
+def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
+    """Say what builds will take, before the first, in containers (``inside``) or here. Kernels serve every Python and torch of one toolkit."""
     table = Table("target", "Python", "makes", "kernel files", "there", "to compile", "arch", "CPU time, nothing cached")
     seen: dict[tuple[str, tuple[str, ...]], set[matrix.Kernel]] = {}
     for job in jobs:
-        key = (job.target.toolkit, job.architectures)
+        key = (job.target.cuda, job.architectures)
         there = set() if stock else seen.get(key, set()) | _made(loaded, job)
         fresh = set(job.kernels) - there
         seen[key] = there | fresh
+        compiles = f"{len(fresh)} and the binding" if fresh else "the binding"
+        if not inside and toolchain.out_of_reach(job.target):
+            compiles += f"; needs CUDA {job.target.cuda} or --containers"
         seconds = sum(kernels.seconds_expected(k, job.architectures, loaded.shared_ptx) for k in fresh)
         table.add_row(
             job.target.name,
@@ -279,7 +284,7 @@ def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool) -> None:
             kernels.STOCK.extension if stock else f"flash_attn {loaded.version(job.target)}",
             str(len(job.kernels)),
             str(len(job.kernels) - len(fresh)),
-            f"{len(fresh)} and the binding" if fresh else "the binding",
+            compiles,
             ", ".join(job.architectures),
             console.duration(seconds + 40),
         )
@@ -390,7 +395,7 @@ def _build(options: argparse.Namespace) -> None:
     jobs = _jobs(loaded, options)
     _check(loaded, jobs, options)
     if options.dry_run or len(jobs) > 1:
-        _plan(loaded, jobs, stock=options.stock)
+        _plan(loaded, jobs, stock=options.stock, inside=options.containers)
     if options.dry_run:
         for name in sorted({k.source for job in jobs for k in job.kernels}):
             console.note(name)
@@ -402,7 +407,7 @@ def _build(options: argparse.Namespace) -> None:
         _in_containers(loaded, jobs, options)
         return
     if options.kernels_only:
-        for job in {(j.target.toolkit, j.kernels, j.architectures): j for j in jobs}.values():
+        for job in {(j.target.cuda, j.target.toolkit, j.kernels, j.architectures): j for j in jobs}.values():
             _kernels_only(loaded, job, options)
         return
     if failed := [r for r in _build_all(loaded, jobs, options) if isinstance(r, BuildError)]:

@@ -56,8 +56,9 @@ _COMPRESS_FROM = Version("13.0")
 _CACHE_SHARES_FROM = Version("0.18")  # the sccache that keeps several machine targets of one PTX (its issues 2722, 2811)
 _CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream builds with 17
 # nvcc puts a hash of the source's real path, one of the working directory and its process id into the names of what is
-# static in a kernel file. The first is the last path given; the seed takes the others' place.
-_NAMED = "-Xcudafe=--orig_src_path_name -Xcudafe=$source --frandom-seed=$source"
+# static in a kernel file. The first is the last path given; the seed takes the others' place. (12.4 has neither them nor a seed.)
+_NAMED = "-Xcudafe=--orig_src_path_name -Xcudafe=$source"
+_SEEDED = " --frandom-seed=$source"
 _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
 
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
@@ -210,7 +211,7 @@ def _includes(plan: Plan, *, torch: bool) -> list[str]:
             f"{site}/torch/include/torch/csrc/api/include",
             env.include,
             *folders,
-            f"{site}/{env.cuda.relative_to(env.site)}/include",
+            *(f"{site}/{folder.relative_to(env.site)}/include" for folder in env.cuda),
         ]
         words += [_abi(toolchain)]
     return [*words, *(word for folder in folders for word in ("-isystem", str(folder)))]  # apart: nvcc does not take them joined
@@ -220,12 +221,16 @@ def _abi(toolchain: Toolchain) -> str:
     return f"-D_GLIBCXX_USE_CXX11_ABI={int(toolchain.environment.cxx11_abi)}"
 
 
+def _named(tools: Toolchain) -> str:
+    return _NAMED + (_SEEDED if tools.toolkit.takes_seed else "")
+
+
 def kernel_units(plan: Plan) -> list[Unit]:
     """Kernel files, longest first, in the folder of their digest: sources, compiler, flags, architectures. No Python, and no torch but in stock's."""
     tools = plan.toolchain
     torch = (tools.environment.torch, _abi(tools)) if plan.flavour.torch_in_kernels else None
     compilers = (tools.toolkit.version, tools.cxx_version)
-    key = _digest(plan.tree.kernel_sources, *compilers, torch, nvcc_flags(plan), _NAMED, plan.flavour.defines)
+    key = _digest(plan.tree.kernel_sources, *compilers, torch, nvcc_flags(plan), _named(tools), plan.flavour.defines)
     folder = plan.build / "kernels" / key
     units = [
         Unit(
@@ -247,7 +252,7 @@ def binding_unit(plan: Plan) -> Unit:
     parts = (tools.environment.torch, tools.environment.tag, _abi(tools), tools.toolkit.version, tools.cxx_version)
     flavour = plan.flavour
     others = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(flavour.stand_ins.rglob("*.h"))] if flavour.stand_ins else []
-    key = _digest(plan.tree.sources, *parts, CXX_FLAGS, flavour.extension, flavour.defines, masks(plan.kernels), *others)
+    key = _digest(plan.tree.sources, *parts, *tools.environment.pybind, CXX_FLAGS, flavour.extension, flavour.defines, masks(plan.kernels), *others)
     return Unit("csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9, key)
 
 
@@ -277,7 +282,7 @@ def _nvcc(plan: Plan) -> str:
         *plan.flavour.defines,
     ]
     words += _includes(plan, torch=plan.flavour.torch_in_kernels)
-    return f"{quoted(words)} {_NAMED} -c $staged"
+    return f"{quoted(words)} {_named(tools)} -c $staged"
 
 
 def _cxx(plan: Plan) -> str:
@@ -289,6 +294,7 @@ def _cxx(plan: Plan) -> str:
         f"-DTORCH_EXTENSION_NAME={plan.flavour.extension}",
         *masks(plan.kernels),
         *plan.flavour.defines,
+        *plan.toolchain.environment.pybind,
     ]
     if plan.flavour.stand_ins:
         words.append(f"-I{os.path.relpath(plan.flavour.stand_ins, plan.tree.root)}")

@@ -25,9 +25,22 @@ if TYPE_CHECKING:
 
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 DTYPES = ("fp16", "bf16")
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-# What nvcc 13.0 can target and upstream's kernels run on.
-ARCHITECTURES = ("80", "86", "87", "89", "90", "100", "103", "110", "120", "121")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+# What upstream's kernels run on, and the first nvcc that makes machine code for it.
+_FIRST_CUDA = {
+    "80": "11.0",
+    "86": "11.1",
+    "87": "11.4",
+    "89": "11.8",
+    "90": "11.8",
+    "100": "12.8",
+    "103": "12.9",
+    "110": "13.0",
+    "120": "12.8",
+    "121": "12.9",
+}
+ARCHITECTURES = tuple(_FIRST_CUDA)
+_WHOLE_TOOLKIT_FROM = "13.0"  # the first CUDA whose compiler the package index has whole
 
 
 class Pass(str, Enum):
@@ -154,6 +167,12 @@ def _check_architectures(value: list[str]) -> list[str]:
     return value
 
 
+def _check_package(value: str) -> str:
+    if not re.fullmatch(r"[\w.-]+==[\w.]+", value):
+        raise ValueError(f"{value!r} is no package of one version, such as 'nvidia-cuda-runtime-cu12==12.4.127'")
+    return value
+
+
 def _check_kernels(value: str) -> str:
     parse_kernels(value)
     return value
@@ -196,10 +215,18 @@ class _TargetTable(_Table):
     default: bool = False
     cuda: Release
     torch: PackageVersion
-    python: Annotated[list[Literal["3.10", "3.11", "3.12", "3.13"]], Field(min_length=1)]
+    python: Annotated[list[Literal["3.10", "3.11", "3.12", "3.13", "3.14"]], Field(min_length=1)]
     arch: Annotated[list[Architecture], Field(min_length=1), AfterValidator(_check_architectures)]
     kernels: Annotated[str, AfterValidator(_check_kernels)]
-    toolkit: PackageVersion
+    toolkit: PackageVersion | None = None
+
+
+class Assembled(_Table):
+    """A toolkit put together: the compiler of a Debian package, headers of the package index."""
+
+    package: Annotated[str, _pattern(r"pool/[\w./+~-]+_amd64\.deb", "the path of a package on a Debian mirror (pool/…_amd64.deb)")]
+    sha256: Annotated[str, _pattern("[0-9a-f]{64}", "a sha256 (64 hex digits)")]
+    headers: Annotated[tuple[Annotated[str, AfterValidator(_check_package)], ...], Field(min_length=1, strict=False)]
 
 
 class _File(_Table):
@@ -211,6 +238,7 @@ class _File(_Table):
     shared_ptx: dict[Architecture, Annotated[list[Architecture], Field(min_length=1), AfterValidator(_check_architectures)]] = Field(
         default_factory=dict
     )
+    toolkits: dict[PackageVersion, Assembled] = Field(default_factory=dict)
     targets: Annotated[dict[str, _TargetTable], Field(min_length=1)]
 
 
@@ -225,7 +253,8 @@ class Target:
     pythons: tuple[str, ...]
     architectures: tuple[str, ...]
     kernels: tuple[Kernel, ...]
-    toolkit: str
+    toolkit: str | None  # None: no index has its compiler
+    assembled: Assembled | None = None
 
     @property
     def label(self) -> str:
@@ -304,7 +333,7 @@ def _explain(details: Any, allowed: Iterable[str]) -> str:
 
 def _keys_allowed(location: Sequence[str | int]) -> list[str]:
     names = [str(part) for part in location[:-1]]
-    tables: dict[str, type[_Table]] = {"": _File, "upstream": Upstream, "fork": Fork, "targets": _TargetTable}
+    tables: dict[str, type[_Table]] = {"": _File, "upstream": Upstream, "fork": Fork, "toolkits": Assembled, "targets": _TargetTable}
     model = tables.get(names[0] if names else "", _File)
     return [field.alias or name for name, field in model.model_fields.items()]
 
@@ -321,6 +350,33 @@ def _shared_ptx(path: Path, text: str, parsed: _File) -> dict[str, tuple[str, ..
             seen[other] = base
         shared[base] = tuple(others)
     return shared
+
+
+def too_early(cuda: str, architectures: Iterable[str]) -> str | None:
+    """What is wrong with asking a CUDA release for machine code of these compute capabilities, or None.
+
+    >>> too_early("12.4", ("80", "90", "120"))
+    'nvcc 12.4 knows no compute capability 120 (CUDA 12.8 and later)'
+    >>> too_early("13.0", ("80", "120"))
+    """
+    for architecture in architectures:
+        if Version(cuda) < Version(_FIRST_CUDA[architecture]):
+            return f"nvcc {cuda} knows no compute capability {architecture} (CUDA {_FIRST_CUDA[architecture]} and later)"
+    return None
+
+
+def _toolkit_mistake(table: _TargetTable, toolkits: Iterable[str]) -> str | None:
+    """What is wrong with where a target's compiler comes from."""
+    if table.toolkit is None:
+        return None
+    if not table.toolkit.startswith(table.cuda + "."):
+        return f"{table.toolkit} is no full release of CUDA {table.cuda}, such as {table.cuda}.2"
+    if Version(table.cuda) < Version(_WHOLE_TOOLKIT_FROM) and table.toolkit not in toolkits:
+        return (
+            f"the package index has no compiler of CUDA {table.cuda}; describe {table.toolkit} in [toolkits], "
+            "or leave this key out where the machine or a container must bring it"
+        )
+    return None
 
 
 def load(path: Path) -> Matrix:
@@ -347,16 +403,26 @@ def load(path: Path) -> Matrix:
             fits = ", ".join(t for t, c in parsed.torch_cuda.items() if c == table.cuda) or "none in [torch-cuda]"
             message = f"torch {table.torch} is built for CUDA {known}, not {table.cuda}; for CUDA {table.cuda} there is {fits}"
             raise _mistake(path, text, ("targets", name, "torch"), message)
-        if not table.toolkit.startswith(table.cuda + "."):
-            raise _mistake(
-                path, text, ("targets", name, "toolkit"), f"{table.toolkit} is no full release of CUDA {table.cuda}, such as {table.cuda}.2"
-            )
+        if mistake := _toolkit_mistake(table, parsed.toolkits):
+            raise _mistake(path, text, ("targets", name, "toolkit"), mistake)
+        if mistake := too_early(table.cuda, table.arch):
+            raise _mistake(path, text, ("targets", name, "arch"), mistake)
     defaults = [name for name, table in parsed.targets.items() if table.default]
     if len(defaults) != 1:
         where = ("targets", defaults[1], "default") if defaults else ("targets", next(iter(parsed.targets)))
         raise _mistake(path, text, where, f"one target must have default = true; {', '.join(defaults) or 'none'} has")
     targets = tuple(
-        Target(name, t.default, t.cuda, t.torch, tuple(t.python), tuple(t.arch), parse_kernels(t.kernels), t.toolkit)
+        Target(
+            name,
+            t.default,
+            t.cuda,
+            t.torch,
+            tuple(t.python),
+            tuple(t.arch),
+            parse_kernels(t.kernels),
+            t.toolkit,
+            parsed.toolkits.get(t.toolkit) if t.toolkit else None,
+        )
         for name, t in parsed.targets.items()
     )
     return Matrix(path, parsed.upstream, parsed.fork, parsed.releases, parsed.images, _shared_ptx(path, text, parsed), targets)

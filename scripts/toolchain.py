@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -11,11 +12,11 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from scripts import console, files
+from scripts import console, debian, files
 from scripts.errors import ToolchainError, UsageError
 from scripts.process import run
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # parts, and libcu++. Headers of cuBLAS and the like, which torch's own include, come with torch.
 TOOLKIT_PARTS = ("nvcc", "nvvm", "crt", "cccl", "cudart")
 _READY = "ready.json"
-_READY_FORMAT = 1
+_READY_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,13 @@ class Environment:
     torch: str
     torch_cuda: str
     cxx11_abi: bool
+    pybind: tuple[str, ...] = ()  # definitions by which its pybind11 knows ours: translated exceptions are shared under them
 
     @property
-    def cuda(self) -> Path:
-        """The CUDA libraries and headers that torch depends on."""
-        return self.site / "nvidia" / f"cu{self.torch_cuda.partition('.')[0]}"
+    def cuda(self) -> tuple[Path, ...]:
+        """Folders with ``include`` and ``lib`` of the CUDA libraries that torch depends on: one from CUDA 13, one a library before."""
+        whole = self.site / "nvidia" / f"cu{self.torch_cuda.partition('.')[0]}"
+        return (whole,) if whole.is_dir() else tuple(sorted(path.parent for path in self.site.glob("nvidia/*/include")))
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Toolkit:
     version: str  # V13.0.88
     include: tuple[Path, ...]
     why: str
+    takes_seed: bool = True  # --frandom-seed, which earlier releases lack
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ _PROBE = """
 import json, sysconfig, torch
 print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI),
     "site": sysconfig.get_path("purelib"), "include": sysconfig.get_path("include"),
-    "tag": "cp" + sysconfig.get_config_var("py_version_nodot")}))
+    "tag": "cp" + sysconfig.get_config_var("py_version_nodot"),
+    "pybind": [f'-DPYBIND11_{n}="{v}"' for n in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI") if (v := getattr(torch._C, f"_PYBIND11_{n}", None))]}))
 """
 
 
@@ -115,8 +120,8 @@ def environment(target: Target, python: Path, version: str, folder: Path, logs: 
     binary, marker = root / "bin/python", root / _READY
     if marker.is_file():
         facts = json.loads(marker.read_text(encoding="utf-8"))
-        if facts.get("format") == _READY_FORMAT and facts["wanted"] == target.torch:
-            return _environment(binary, facts)
+        if facts["wanted"] == target.torch:
+            return _environment(binary, facts if facts.get("format") == _READY_FORMAT else _probe(binary, target, marker))
     console.step(f"Installing torch {target.torch} for Python {version} (some GB the first time)")
     shutil.rmtree(root, ignore_errors=True)
     common = {"error": ToolchainError, "hint": "Check the network and pip's configuration (pip config list)."}
@@ -125,7 +130,12 @@ def environment(target: Target, python: Path, version: str, folder: Path, logs: 
     packages = [f"torch=={target.torch},!={target.torch}+cpu", "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
     install = [binary, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", *packages]
     run(install, what=f"could not install torch {target.torch}", log=logs / f"environment-{root.name}.log", **common)  # type: ignore[arg-type]
-    facts = json.loads(run([binary, "-c", _PROBE], what="torch was installed but cannot be imported", **common))  # type: ignore[arg-type]
+    return _environment(binary, _probe(binary, target, marker))
+
+
+def _probe(binary: Path, target: Target, marker: Path) -> dict[str, Any]:
+    """Ask the environment's torch what the binding must be compiled for; check and keep it."""
+    facts: dict[str, Any] = json.loads(run([binary, "-c", _PROBE], error=ToolchainError, what="torch was installed but cannot be imported"))
     if facts["torch"].split("+")[0] != target.torch or facts["cuda"] != target.cuda:
         built = f"CUDA {facts['cuda']}" if facts["cuda"] else "the CPU alone"
         raise ToolchainError(
@@ -133,12 +143,21 @@ def environment(target: Target, python: Path, version: str, folder: Path, logs: 
             "A local index or find-links in pip's configuration may offer another build (pip config list)."
         )
     facts |= {"format": _READY_FORMAT, "wanted": target.torch}
-    marker.write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    return _environment(binary, facts)
+    files.write(marker, json.dumps(facts) + "\n")
+    return facts
 
 
-def _environment(binary: Path, facts: dict[str, str]) -> Environment:
-    return Environment(binary, Path(facts["site"]), facts["tag"], Path(facts["include"]), facts["torch"], facts["cuda"], bool(facts["abi"]))
+def _environment(binary: Path, facts: dict[str, Any]) -> Environment:
+    return Environment(
+        binary,
+        Path(facts["site"]),
+        facts["tag"],
+        Path(facts["include"]),
+        facts["torch"],
+        facts["cuda"],
+        bool(facts["abi"]),
+        tuple(facts["pybind"]),
+    )
 
 
 def _nvcc_version(nvcc: Path) -> tuple[str, str] | None:
@@ -149,6 +168,10 @@ def _nvcc_version(nvcc: Path) -> tuple[str, str] | None:
         return None
     found = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
     return (found[1], found[2]) if found else None
+
+
+def _takes_seed(nvcc: Path) -> bool:
+    return "--frandom-seed" in run([nvcc, "--help"], error=ToolchainError, what=f"{nvcc} does not work")
 
 
 def _candidates() -> Iterator[tuple[Path, str]]:
@@ -180,16 +203,29 @@ def installed_toolkit(release: str) -> tuple[Toolkit | None, list[str]]:
         if not (include / "cuda_runtime.h").is_file() or not any((include / p).is_dir() for p in ("cccl/cuda/std", "cuda/std")):
             passed.append(f"{root} ({origin}) lacks cuda_runtime.h or libcu++")
             continue
-        return Toolkit(root / "bin/nvcc", *version, (include,), f"{root}, from {origin}"), passed
+        return Toolkit(root / "bin/nvcc", *version, (include,), f"{root}, from {origin}", _takes_seed(root / "bin/nvcc")), passed
     return None, passed
 
 
-def _index_folder(target: Target, shared: Path) -> Path:
-    return shared / "-".join((target.toolkit, *TOOLKIT_PARTS))
+def _shared_folder(target: Target, shared: Path) -> Path:
+    """Where the toolkit of an index lies, or would; named by what it is made of."""
+    if target.assembled:
+        return shared / f"{target.toolkit}-{hashlib.sha256(target.assembled.model_dump_json().encode()).hexdigest()[:16]}"
+    return shared / "-".join((str(target.toolkit), *TOOLKIT_PARTS))
+
+
+def _install_from_index(target: Target, folder: Path, log: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as aside:
+        place = Path(aside) / "site"
+        command: list[str | Path] = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", "--target", place]
+        command += [f"cuda-toolkit[{','.join(TOOLKIT_PARTS)}]=={target.toolkit}"]
+        hint = "Install CUDA " + target.cuda + " and set CUDA_HOME, or check the network and pip's configuration."
+        run(command, error=ToolchainError, what=f"could not install CUDA {target.cuda}", hint=hint, log=log)
+        place.replace(folder)
 
 
 def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
-    """The machine's toolkit when it fits the target, else the package index's, in a folder that every clone shares.
+    """The machine's toolkit when it fits the target, else one from the package index or Debian, in a folder that every clone shares.
 
     Its path goes into the compile cache's keys, so a clone with a toolkit of its own would find nothing that another compiled.
     """
@@ -197,34 +233,27 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
     if found:
         return found
     reason = "; ".join(passed) or "the machine has none"
-    folder = _index_folder(target, shared)
-    root = folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
+    if target.toolkit is None:
+        raise ToolchainError(
+            f"target {target.name} needs CUDA {target.cuda}, whose compiler no index has ({reason}). Install it and set CUDA_HOME, or build in "
+            "a container (--containers)."
+        )
+    folder = _shared_folder(target, shared)
+    root = folder if target.assembled else folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
+    origin = f"{target.toolkit} from Debian and the package index" if target.assembled else f"cuda-toolkit {target.toolkit} from the package index"
     shared.mkdir(parents=True, exist_ok=True)
     with FileLock(shared / "lock"):
         if not folder.is_dir():
-            console.step(f"Installing cuda-toolkit {target.toolkit} from the package index ({reason})")
-            with tempfile.TemporaryDirectory(dir=shared, prefix=".") as aside:
-                place = Path(aside) / "site"
-                command: list[str | Path] = [
-                    sys.executable,
-                    "-m",
-                    "pip",
-                    "install",
-                    "--disable-pip-version-check",
-                    "--progress-bar=off",
-                    "--target",
-                    place,
-                ]
-                command += [f"cuda-toolkit[{','.join(TOOLKIT_PARTS)}]=={target.toolkit}"]
-                hint = "Install CUDA " + target.cuda + " and set CUDA_HOME, or check the network and pip's configuration."
-                run(command, error=ToolchainError, what=f"could not install CUDA {target.cuda}", hint=hint, log=logs / "cuda-toolkit.log")
-                place.replace(folder)
-    version = _nvcc_version(root / "bin/nvcc")
+            console.step(f"Installing {origin} ({reason})")
+            if target.assembled:
+                debian.assemble(target.assembled, folder, logs / "cuda-toolkit.log")
+            else:
+                _install_from_index(target, folder, logs / "cuda-toolkit.log")
+    nvcc = root / "bin/nvcc"
+    version = _nvcc_version(nvcc)
     if version is None or version[0] != target.cuda:
-        raise ToolchainError(
-            f"cuda-toolkit {target.toolkit} of the package index has no nvcc {target.cuda}; is {folder} damaged? Delete it and build again."
-        )
-    return Toolkit(root / "bin/nvcc", *version, (root / "include",), f"cuda-toolkit {target.toolkit} from the package index ({reason}), in {folder}")
+        raise ToolchainError(f"CUDA {origin} has no nvcc {target.cuda}; is {folder} damaged? Delete it and build again.")
+    return Toolkit(nvcc, *version, (root / "include",), f"{origin} ({reason}), in {folder}", _takes_seed(nvcc))
 
 
 def check_headers(env: Environment) -> None:
@@ -262,16 +291,22 @@ def assemble(target: Target, python_version: str | None, build: Path, *, cache: 
     """Everything that a build of this target for this Python needs; without a Python, that of its kernels."""
     cxx = host_compiler()
     logs = build / "logs"
+    interpreter = find_python(python_version) if python_version is not None else None
+    tools = toolkit(target, files.cache("toolkit"), logs)  # before torch: a target that cannot be built should not cost gigabytes
     env = None
-    if python_version is not None:
-        env = environment(target, find_python(python_version), python_version, build / "env", logs)
+    if python_version is not None and interpreter is not None:
+        env = environment(target, interpreter, python_version, build / "env", logs)
         check_headers(env)
-    tools = toolkit(target, files.cache("toolkit"), logs)
     return Toolchain(tools, cxx, _host_version(cxx), _tool("ninja"), _tool("sccache") if cache else None, env)
+
+
+def out_of_reach(target: Target) -> bool:
+    """Whether a target's CUDA is neither on the machine nor to be had from an index."""
+    return target.toolkit is None and installed_toolkit(target.cuda)[0] is None
 
 
 def present(target: Target, build: Path) -> Toolchain | None:
     """What compiles a target's kernels, where nothing need be installed for that."""
-    if installed_toolkit(target.cuda)[0] is None and not _index_folder(target, files.cache("toolkit")).is_dir():
+    if out_of_reach(target) or (installed_toolkit(target.cuda)[0] is None and not _shared_folder(target, files.cache("toolkit")).is_dir()):
         return None
     return assemble(target, None, build, cache=True)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import ast
 import gzip
-import hashlib
 import io
-import os
 import re
 import shutil
 import ssl
@@ -29,6 +27,7 @@ from unearth.fetchers import PyPIClient
 
 from scripts import console
 from scripts.errors import UpstreamError
+from scripts.fetch import OtherContentError, fetch, sha256
 from scripts.git import Repository
 from scripts.matrix import UNKNOWN
 from scripts.process import last_lines, quoted
@@ -73,14 +72,6 @@ def _select(paths: Iterable[str]) -> list[str]:
     pure = [PurePosixPath(p) for p in paths]
     packages = frozenset(p.parent for p in pure if p.name == "__init__.py")
     return sorted(str(p) for p in pure if is_wanted(p, packages))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 # --- the submodule ---
@@ -198,21 +189,12 @@ def _download(pin: Upstream, destination: Path, config: PipConfig) -> None:
                     f"the package index has no sdist of {what}. Looked at pip's configured indexes and find-links (pip config list); "
                     "check the network, or initialise the submodule and use --source git."
                 )
-            descriptor, name = tempfile.mkstemp(dir=destination.parent, prefix=destination.name, suffix=".part")
-            aside = Path(name)
-            try:
-                with os.fdopen(descriptor, "wb") as file, session.get_stream(found.best.link.normalized) as response:
-                    response.raise_for_status()
-                    for block in response.iter_bytes():
-                        file.write(block)
-                if (digest := _sha256(aside)) != pin.sdist_sha256:
-                    raise UpstreamError(
-                        f"the sdist of {what} has sha256 {digest}, the pin says {pin.sdist_sha256} (sdist-sha256 in wheel_matrix.toml). "
-                        "It was not kept. A download that was cut off, a mirror that changes files, or a wrong pin."
-                    )
-                aside.replace(destination)
-            finally:
-                aside.unlink(missing_ok=True)
+            fetch(session, found.best.link.normalized, destination, pin.sdist_sha256)
+        except OtherContentError as e:
+            raise UpstreamError(
+                f"the sdist of {what} has sha256 {e.digest}, the pin says {pin.sdist_sha256} (sdist-sha256 in wheel_matrix.toml). "
+                "It was not kept. A download that was cut off, a mirror that changes files, or a wrong pin."
+            ) from e
         except (httpx2.HTTPError, OSError, UnpackError) as e:
             raise UpstreamError(f"could not fetch the sdist of {what}: {e or type(e).__name__}. Check the network, or use --source git.") from e
 
@@ -226,7 +208,7 @@ def sdist(pin: Upstream, cache: Path, config: PipConfig | None = None) -> Path:
     except OSError as e:
         raise UpstreamError(f"{cache}: cannot make the cache folder: {e.strerror}. XDG_CACHE_HOME says where caches lie.") from e
     path = cache / f"{pin.distribution}-{pin.version}-{pin.sdist_sha256[:16]}.tar.gz"
-    if path.exists() and _sha256(path) != pin.sdist_sha256:
+    if path.exists() and sha256(path) != pin.sdist_sha256:
         console.warn(f"{path} is damaged; fetching it again.")
         path.unlink()
     if not path.exists():

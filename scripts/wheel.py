@@ -91,7 +91,7 @@ def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path)
     """Link kernels and binding into the extension, stripped."""
     env = toolchain.environment
     major = toolchain.toolkit.release.partition(".")[0]
-    folders = [env.site / "torch/lib", env.cuda / "lib", toolchain.toolkit.nvcc.parent.parent / "lib64"]
+    folders = [env.site / "torch/lib", *(folder / "lib" for folder in env.cuda), toolchain.toolkit.nvcc.parent.parent / "lib64"]
     # The CUDA runtime by the name that torch loads it under, so that there is one in the process.
     libraries = [f"-l{name}" for name in _TORCH_LIBRARIES] + [f"-l:libcudart.so.{major}"]
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import __main__, build, files, kernels, maintain, toolchain, tree, verify
+from scripts import __main__, build, files, kernels, maintain, matrix, toolchain, tree, verify
 from scripts.errors import ToolchainError, UsageError, WheelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,8 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["each", "--run", " "], "is empty"),
         (["forecast", "--markdown", "--json"], "choose one"),
         (["build", "--jobs", "0"], "'0' is not a positive number"),
-        (["build", "--python", "2.7"], "'2.7': choose from 3.10, 3.11, 3.12, 3.13, or 'all'"),
+        (["build", "--python", "2.7"], "'2.7': choose from 3.10, 3.11, 3.12, 3.13, 3.14, or 'all'"),
+        (["build", "--target", "cu124-torch2.6", "--arch", "90,120"], "--arch: nvcc 12.4 knows no compute capability 120 (CUDA 12.8 and later)"),
         (["build", "--target", "nothing-*"], "no target 'nothing-*'; it has"),
         (["build", "--source", "svn"], "'svn' is none of git, sdist, auto"),
         (["build", "--target", "x", "--all"], "not allowed with"),
@@ -265,6 +266,28 @@ def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the
     assert found.version == "V13.0.99"
     assert "is CUDA 12.4" in passed[0]
     assert "lacks cuda_runtime.h" in passed[1]
+
+
+def test_a_cuda_that_neither_the_machine_nor_an_index_has_is_an_error_before_anything_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = matrix.load(ROOT / "wheel_matrix.toml").named("cu128-torch2.10")
+    monkeypatch.setattr(toolchain, "_candidates", lambda: iter([]))
+    with pytest.raises(
+        ToolchainError, match=r"cu128-torch2\.10 needs CUDA 12\.8, whose compiler no index has \(the machine has none\).*--containers"
+    ):
+        toolchain.assemble(target, f"{sys.version_info.major}.{sys.version_info.minor}", tmp_path, cache=False)
+    assert not [*tmp_path.iterdir()]
+    assert toolchain.out_of_reach(target)
+    assert toolchain.present(target, tmp_path) is None
+
+
+@pytest.mark.parametrize(("release", "folders"), [("13.0", ["cu13"]), ("12.4", ["cublas", "cuda_runtime"])])
+def test_cuda_s_libraries_lie_in_one_folder_or_before_13_in_many(tmp_path: Path, release: str, folders: list[str]) -> None:
+    for name in folders:
+        (tmp_path / "nvidia" / name / "include").mkdir(parents=True)
+    env = toolchain.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.6.0", release, cxx11_abi=False)
+    assert [path.relative_to(tmp_path / "nvidia").as_posix() for path in env.cuda] == folders
 
 
 def test_missing_python_headers_are_an_error_that_names_the_package(tmp_path: Path) -> None:

@@ -57,7 +57,16 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
         ("[fork]", "[fork", ["not TOML", "line"]),
         ("[shared-ptx]", '[shared-ptx]\n"90" = ["80"]', ["shared-ptx.90: 80 is no later than 90, whose PTX it would be made from"]),
         ("[shared-ptx]", '[shared-ptx]\n"80" = ["90"]\n"86" = ["90"]', ["shared-ptx.86: 90 is made from the PTX of 80 already"]),
-        ("[fork]", "[frok]", ["frok: unknown key; allowed are upstream, fork, torch-cuda, releases, images, shared-ptx, targets"]),
+        ('toolkit = "12.4.1"', 'toolkit = "12.4.2"', ["toolkit: the package index has no compiler of CUDA 12.4; describe 12.4.2 in [toolkits]"]),
+        ('package = "pool/', 'package = "/pool/', ["toolkits.12.4.1.package", "is not the path of a package on a Debian mirror"]),
+        ('"nvidia-cuda-runtime-cu12==12.4.127"', '"nvidia-cuda-runtime-cu12"', ["toolkits.12.4.1.headers.0", "is no package of one version"]),
+        ('sha256 = "cd5f', 'sha = "cd5f', ["toolkits.12.4.1.sha: unknown key; allowed are package, sha256, headers", "this key is missing"]),
+        (
+            'torch = "2.6.0"\npython = ["3.10", "3.11", "3.12", "3.13"]\narch = ["90"]',
+            'torch = "2.6.0"\npython = ["3.10", "3.11", "3.12", "3.13"]\narch = ["90", "120"]',
+            ["targets.cu124-torch2.6.arch: nvcc 12.4 knows no compute capability 120 (CUDA 12.8 and later)"],
+        ),
+        ("[fork]", "[frok]", ["frok: unknown key; allowed are upstream, fork, torch-cuda, releases, images, shared-ptx, toolkits, targets"]),
     ],
 )
 def test_a_mistake_is_named_with_file_key_and_what_is_allowed(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
