@@ -37,6 +37,12 @@ def archs(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Measure the build beside upstream's setup.py (bench -- build)."""
+    _command(session)
+
+
+@nox.session
 def image(session: nox.Session) -> None:
     """Make a container image where no registry can be reached."""
     _command(session)

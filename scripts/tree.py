@@ -151,10 +151,10 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
     digest = series.digest(marker["base"])
     if (marker["pin"], marker["digest"]) != (pin_key(pin), digest):
         return None
-    return Tree(root, marker["base"], marker["commit"], digest, *_sources(finished))
+    return Tree(root, marker["base"], marker["commit"], digest, *sources(finished))
 
 
-def _sources(repository: Repository) -> tuple[str, str]:
+def sources(repository: Repository) -> tuple[str, str]:
     """Ids of what the binding and the kernels are compiled from; both in cutlass where a tree has it."""
     csrc = repository.resolve("HEAD:csrc")
     _, listed, _ = repository.attempt("ls-tree", "HEAD", "csrc/flash_attn/", "csrc/cutlass/")
@@ -249,7 +249,7 @@ def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path
             _keep(repository, root)
             shutil.rmtree(root)
         work.replace(root)
-        return Tree(root, base, commit, digest, *_sources(Repository(root, SeriesError)))
+        return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)))
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

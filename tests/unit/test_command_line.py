@@ -24,6 +24,7 @@ COMMANDS = [
     "verify",
     "emulate",
     "archs",
+    "bench",
     "apply",
     "export",
     "patches",
@@ -86,6 +87,9 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["build", "--source", "svn"], "'svn' is none of git, sdist, auto"),
         (["build", "--target", "x", "--all"], "not allowed with"),
         (["verify", "absent.whl"], "absent.whl does not exist"),
+        (["bench", "kernels"], "invalid choice: 'kernels'"),
+        (["bench", "build", "--kernels", "hdim65"], "'hdim65' names no kernels"),
+        (["bench", "build", "--python", "3.9"], "has no Python 3.9"),
         (["bild"], "invalid choice: 'bild'"),
     ],
 )

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from scripts import bench
+from scripts.bench import Side, Spent
+
+OURS = Side(Spent(600, 320), Spent(30, 30), 1_000_000)
+THEIRS = Side(Spent(1200, 700), Spent(40, 40), 4_000_000)
+
+
+def figures(**changed: object) -> dict[str, bench.Line]:
+    given = {"ours": OURS, "theirs": THEIRS, "further": Spent(31, 33), "again": Spent(1, 3), "recompiled": 0} | changed
+    return {line.what: line for line in bench.lines(**given)}
+
+
+def test_figures_are_ratios_to_upstream_of_the_same_files_and_of_a_matrix() -> None:
+    found = figures()
+    assert found["nvcc, these kernel files"].value == 0.5
+    matrix = found["nvcc, 16 wheels of one CUDA (and g++)"]
+    assert (matrix.ours, matrix.upstream) == ("600 (and 480) CPU s", "19200 (and 640) CPU s")
+    assert found["extension, deflated"].value == 0.25
+    assert all(line.met for line in found.values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "missed"),
+    [
+        ({"theirs": Side(Spent(900, 500), Spent(40, 40), 4_000_000)}, "nvcc, these kernel files"),
+        ({"theirs": Side(Spent(1200, 700), Spent(40, 40), 1_200_000)}, "extension, deflated"),
+        ({"further": Spent(80, 91)}, "a further torch or Python, installed"),
+        ({"again": Spent(5, 5.5)}, "nothing changed"),
+        ({"recompiled": 1}, "flash_api.cpp changed: kernel files compiled"),
+    ],
+)
+def test_a_goal_that_is_missed_is_called_so(changed: dict[str, object], missed: str) -> None:
+    assert [what for what, line in figures(**changed).items() if not line.met] == [missed]
+
+
+def test_the_time_of_processes_that_a_block_starts_is_counted_and_no_other() -> None:
+    spent: list[Spent] = []
+    burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass"
+    subprocess.run([sys.executable, "-c", burn.format(0.2)], check=True)
+    with bench._spending(spent):
+        subprocess.run(["sh", "-c", f'"{sys.executable}" -c "{burn.format(0.5)}"'], check=True)
+    assert 0.5 <= spent[0].cpu_seconds < 5
+    assert spent[0].seconds > 0
