@@ -10,8 +10,18 @@ import flash_attn
 import flash_attn_2_cuda
 import harness
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 harness.DEVICE = "cpu"
+DIM = min(int(name.split("hdim")[1].split("_")[0]) for name in harness.KERNELS)  # the smallest that was built
+
+
+def problems(examples: int) -> settings:
+    """How many problems hypothesis draws: the same in every run, and not shrunk, which would take hours."""
+    phases = [Phase.explicit, Phase.generate]
+    return settings(max_examples=examples, deadline=None, derandomize=True, phases=phases, suppress_health_check=list(HealthCheck))
+
+
 for operator in ("_flash_attn_forward", "_flash_attn_varlen_forward", "_flash_attn_backward", "_flash_attn_varlen_backward"):
     custom = getattr(flash_attn.flash_attn_interface, operator)
     custom.register_kernel("cpu")(custom._init_fn)

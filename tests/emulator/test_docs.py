@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from harness import KERNELS, Config
+from conftest import DIM
+from harness import Config
 
 DOCS = Path(__file__).parents[2] / "docs/masks.md"
-DIM = min(int(name.split("hdim")[1].split("_")[0]) for name in KERNELS)
 
 
 def test_the_examples_of_masks() -> None:

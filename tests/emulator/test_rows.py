@@ -10,18 +10,13 @@ import math
 
 import pytest
 import torch
-from conftest import MACHINE, Machine
+from conftest import DIM, MACHINE, Machine, problems
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_with_kvcache
-from harness import KERNELS, Config, Draw, Rows, assert_accurate, cache, dense, extras, paged, route, varlen
-from hypothesis import HealthCheck, Phase, given, settings
+from harness import Config, Draw, Rows, assert_accurate, cache, dense, extras, paged, route, varlen
+from hypothesis import given
 from hypothesis import strategies as st
 
-DIM = min(int(name.split("hdim")[1].split("_")[0]) for name in KERNELS)
 BLOCK = 256 if DIM <= 64 else 128
-
-problems = settings(
-    max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
-)
 
 
 @st.composite
@@ -53,7 +48,7 @@ def on(machine: tuple[int, int]) -> None:
     MACHINE.set(*machine)
 
 
-@problems
+@problems(15)
 @given(configs(), lengths_q, lengths_k, splits, seeds, machines, st.integers(1, 3), st.data())
 def test_a_row_is_the_same_alone_and_in_a_batch(
     config: Config, len_q: int, len_k: int, split: int, seed: int, machine: tuple[int, int], batch: int, data: st.DataObject
@@ -69,7 +64,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(
     assert_accurate(config, alone, sequences[which])
 
 
-@problems
+@problems(15)
 @given(configs(), lengths_q, lengths_k, splits, seeds, machines, st.lists(st.tuples(st.integers(0, 70), st.integers(0, 700)), max_size=3), st.data())
 def test_a_row_is_the_same_in_every_layout(
     config: Config,
@@ -98,7 +93,7 @@ def test_a_row_is_the_same_in_every_layout(
         paged(config, cached, draw.generator).assert_same(alone, "in a paged cache")
 
 
-@problems
+@problems(15)
 @given(configs(), st.integers(2, 140), lengths_k, splits, seeds, st.lists(st.integers(1, 139), max_size=3))
 def test_a_row_is_the_same_in_pieces(config: Config, len_q: int, more: int, split: int, seed: int, cuts: list[int]) -> None:
     """Chunked prefill, and the last row alone, as in decode. Only where rows do not look ahead."""
@@ -114,7 +109,7 @@ def test_a_row_is_the_same_in_pieces(config: Config, len_q: int, more: int, spli
     Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1)).assert_same(whole, f"cut at {edges}")
 
 
-@problems
+@problems(15)
 @given(configs(), lengths_q, st.integers(1, 500), splits, seeds)
 def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int, before: int, split: int, seed: int) -> None:
     config = Config(**{**config.__dict__, "causal": True, "window": (-1, -1)})
@@ -134,7 +129,7 @@ def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int,
         assert torch.equal(buffer[0, : before + len_q], known)
 
 
-@problems
+@problems(15)
 @given(
     configs(), st.integers(1, 9), st.lists(st.integers(1, 400), min_size=1, max_size=3), splits, seeds, machines, st.booleans(), st.integers(0, 300)
 )
@@ -175,7 +170,7 @@ def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
     Rows(torch.cat([p[0][0] for p in parts]), torch.cat([p[1][0] for p in parts], dim=1)).assert_same(Rows(out[0], lse[0]), "token by token")
 
 
-@problems
+@problems(15)
 @given(configs(), lengths_q, lengths_k, seeds, machines)
 def test_stock_is_accurate_with_the_mode_off(config: Config, len_q: int, len_k: int, seed: int, machine: tuple[int, int]) -> None:
     config.need("fwd", "split")
@@ -265,7 +260,7 @@ def test_the_number_of_processors_decides_where(machine: Machine) -> None:
     assert counts == [2, 1]
 
 
-@problems
+@problems(15)
 @given(configs(), lengths_q, st.integers(1, 2000), splits, seeds, st.sampled_from([0, 0, -900]), st.sampled_from([0, 0, -40]))
 def test_chunks_fold_to_the_same_bits_in_one_thread_block_and_apart(
     config: Config, len_q: int, len_k: int, split: int, seed: int, slack: int, slack_q: int
