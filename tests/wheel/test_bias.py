@@ -27,6 +27,8 @@ CONFIGS = [
     Config(heads=4, heads_k=2, causal=True, dtype="bf16"),
     Config(heads=4, heads_k=2, head_dim=128, dtype="bf16"),
     Config(heads=4, heads_k=2, head_dim=128, causal=True),
+    Config(heads=4, heads_k=2, head_dim=40, causal=True),
+    Config(heads=4, heads_k=2, head_dim=72, dtype="bf16"),
 ]
 
 

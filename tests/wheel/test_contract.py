@@ -44,6 +44,7 @@ FEATURES = [
     Config(mask=True, heads=4, heads_k=2),
     Config(bias="fp16", causal=True, heads=4, heads_k=2),
     Config(mask=True, bias="fp32", head_dim=128, dtype="bf16", window=(700, 50), heads=4, heads_k=4),
+    Config(mask=True, bias="fp32", head_dim=40, softcap=15.0, alibi=True, heads=4, heads_k=4),
 ]
 EVERY = CONFIGS + FEATURES
 configs = pytest.mark.parametrize("config", EVERY, ids=str)
