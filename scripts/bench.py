@@ -83,7 +83,7 @@ def _spending(into: list[Spent]) -> Iterator[None]:
 
 
 def lines(ours: Side, theirs: Side, further: Spent, again: Spent, recompiled: int) -> list[Line]:
-    """The figures of issue and README: ratios to upstream, and seconds.
+    """The figures, each beside its goal: ratios to upstream, and seconds.
 
     Args:
         ours: this build system's side.
@@ -157,6 +157,11 @@ def _ours(loaded: matrix.Matrix, job: build.Job, options: argparse.Namespace, fo
     return Side(spent[0], spent[1], _deflated(extension)), spent[2], spent[3], _recompiled(plan), plan
 
 
+def _libraries(env: toolchain.Environment) -> dict[str, str]:
+    """The variable that shows compilers the headers of CUDA's libraries, which a bare toolkit lacks."""
+    return {"CPATH": os.pathsep.join(str(folder / "include") for folder in env.cuda)}
+
+
 def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
     """Have upstream's ``setup.py`` write its ninja file, and keep it from running it; the file."""
     env = plan.toolchain.environment
@@ -167,7 +172,7 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
         settings = {
             "PATH": f"{name}{os.pathsep}{os.environ['PATH']}",
             "CUDA_HOME": str(plan.toolchain.toolkit.nvcc.parent.parent),
-            "CPATH": os.pathsep.join(str(folder / "include") for folder in env.cuda),  # of libraries that a bare toolkit lacks
+            **_libraries(env),
             "FLASH_ATTENTION_FORCE_BUILD": "TRUE",
             "FLASH_ATTN_CUDA_ARCHS": ";".join(plan.architectures),
             "NVCC_THREADS": "1",
@@ -185,13 +190,12 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
 
 def _run_ninja(plan: kernels.Plan, file: Path, targets: Sequence[str], jobs: int, log: Path) -> None:
     """Make some targets of a ninja file, with a bar."""
-    cuda = plan.toolchain.environment.cuda
-    settings = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "CPATH": os.pathsep.join(str(folder / "include") for folder in cuda)}
+    settings = {**os.environ, "NINJA_STATUS": "[%f/%t] ", **_libraries(plan.toolchain.environment)}
     command = [str(plan.toolchain.ninja), "-C", str(file.parent), f"-j{jobs}", *targets]
     started, said = time.monotonic(), ""
-    with console.progress() as progress, log.open("w", encoding="utf-8") as record:
+    with console.progress() as progress:
         bar = progress.add_task("compiling upstream's", total=len(targets))
-        with subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as ninja:
+        with kernels.running_ninja(command, settings, log) as ninja, log.open("a", encoding="utf-8") as record:
             for line in ninja.stdout or ():
                 record.write(line)
                 said = (said + line)[-4000:]
@@ -209,12 +213,13 @@ def _theirs(loaded: matrix.Matrix, plan: kernels.Plan, options: argparse.Namespa
     upstream.materialise(maintain.find(loaded, options.source), source)
     file = _setup(source, plan, logs / "setup.log")
     objects = re.findall(r"^build (\S+\.o):", file.read_text(encoding="utf-8"), re.MULTILINE)
-    wanted = {Path(unit.source).stem for unit in kernels.kernel_units(plan)}
+    units = kernels.kernel_units(plan)
+    wanted = {Path(unit.source).stem for unit in units}
     chosen = [name for name in objects if Path(name).stem in wanted]
     binding = [name for name in objects if Path(name).stem == "flash_api"]
     if len(chosen) != len(wanted) or len(binding) != 1:
         raise CompileError(f"upstream's setup.py would make {len(chosen)} of {len(wanted)} kernel objects and {len(binding)} bindings; see {file}.")
-    jobs, reason = kernels.job_limit(options.jobs, max(unit.memory for unit in kernels.kernel_units(plan)))
+    jobs, reason = kernels.job_limit(options.jobs, max(unit.memory for unit in units))
     console.note(f"{len(chosen)} of its {len(objects)} files, {jobs} at once ({reason})")
     spent: list[Spent] = []
     for targets in (chosen, binding):

@@ -441,7 +441,7 @@ def _has_entry_before(location: str, moment: float) -> bool:
 
 
 @contextmanager
-def _ninja(command: list[str], env: dict[str, str], log: Path, units: Sequence[Unit]) -> Iterator[subprocess.Popen[str]]:
+def running_ninja(command: list[str], env: dict[str, str], log: Path, units: Sequence[Unit] = ()) -> Iterator[subprocess.Popen[str]]:
     """A ninja run in a process group of its own: Ctrl-C reaches it through us alone, once.
 
     However the block is left, ninja and its compilers have ended and nothing half-written is left.
@@ -493,7 +493,7 @@ def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compil
     with _cache_server(toolchain, plan.build.parent, logs / f"cache-{stamp}.log") as cache, console.progress() as progress:
         bar = progress.add_task("compiling", total=len(units), completed=len(units) - len(pending))
         env = {**os.environ, **cache, "NINJA_STATUS": "[%f/%t] ", "TERM": "dumb"}
-        with _ninja(command, env, log, units) as ninja, log.open("a", encoding="utf-8") as record:
+        with running_ninja(command, env, log, units) as ninja, log.open("a", encoding="utf-8") as record:
             for line in ninja.stdout or ():
                 record.write(line)
                 tail.append(line.rstrip("\n"))

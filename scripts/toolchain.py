@@ -307,6 +307,6 @@ def out_of_reach(target: Target) -> bool:
 
 def present(target: Target, build: Path) -> Toolchain | None:
     """What compiles a target's kernels, where nothing need be installed for that."""
-    if out_of_reach(target) or (installed_toolkit(target.cuda)[0] is None and not _shared_folder(target, files.cache("toolkit")).is_dir()):
+    if installed_toolkit(target.cuda)[0] is None and (target.toolkit is None or not _shared_folder(target, files.cache("toolkit")).is_dir()):
         return None
     return assemble(target, None, build, cache=True)

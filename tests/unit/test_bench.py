@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts import bench
@@ -48,3 +53,25 @@ def test_the_time_of_processes_that_a_block_starts_is_counted_and_no_other() -> 
         subprocess.run(["sh", "-c", f'"{sys.executable}" -c "{burn.format(0.5)}"'], check=True)
     assert 0.5 <= spent[0].cpu_seconds < 5
     assert spent[0].seconds > 0
+
+
+def test_compilers_of_upstream_s_build_end_when_it_is_interrupted(tmp_path: Path) -> None:
+    ninja = shutil.which("ninja", path=str(Path(sys.executable).parent)) or "ninja"
+    (tmp_path / "build.ninja").write_text("rule wait\n  command = echo begun && touch begun && sleep 60 && touch late\nbuild late: wait\n")
+    code = f"""
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from scripts import bench
+signal.signal(signal.SIGINT, signal.default_int_handler)
+tools = SimpleNamespace(ninja={ninja!r}, environment=SimpleNamespace(cuda=()))
+bench._run_ninja(SimpleNamespace(toolchain=tools), Path({str(tmp_path)!r}) / "build.ninja", ["late"], 1, Path({str(tmp_path)!r}) / "log")
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL) as process:
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) != 0
+    waiting = [p for p in psutil.process_iter(["cwd", "name"]) if p.info["name"] == "sleep" and p.info["cwd"] == str(tmp_path)]
+    assert waiting == []
