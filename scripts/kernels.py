@@ -27,7 +27,7 @@ from packaging.version import Version
 
 from scripts import console, files
 from scripts.errors import CompileError
-from scripts.matrix import Pass
+from scripts.matrix import ARCHITECTURES, Pass
 from scripts.process import last_lines, quoted, run
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
 # order the files, limit the jobs and weigh the progress bar; what is built does not depend on them.
 _SECONDS = {
-    (Pass.FWD, False): 160,
-    (Pass.FWD, True): 120,
-    (Pass.SPLIT, False): 400,
-    (Pass.SPLIT, True): 280,
-    (Pass.BWD, False): 240,
-    (Pass.BWD, True): 200,
+    (Pass.FWD, False): 70,
+    (Pass.FWD, True): 60,
+    (Pass.SPLIT, False): 240,
+    (Pass.SPLIT, True): 150,
+    (Pass.BWD, False): 150,
+    (Pass.BWD, True): 110,
 }
 _FRONT_HALF = 0.75  # of them, up to PTX
 _PRIOR = 300  # seconds for which the above count when the time left is told
@@ -143,6 +143,11 @@ def _without_bias(kernels: Sequence[Kernel]) -> list[str]:
     return [] if all(k.bias for k in kernels) else ["-DFORK_NO_BIAS"]
 
 
+def for_gpus(architectures: Sequence[str]) -> str:
+    """The definition that tells kernel files which machine code there will be, and no PTX (``fork_gpus.h``)."""
+    return f"-DFORK_ARCHITECTURES=0x{sum(1 << ARCHITECTURES.index(a) for a in architectures):03x}"
+
+
 def front_halves(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """For which compute capabilities PTX is made, and machine code for which from it.
 
@@ -169,10 +174,13 @@ def gencode(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ..
 
 def nvcc_flags(plan: Plan) -> list[str]:
     """The flags that decide what a kernel file becomes; they go into a wheel's provenance."""
+    flags = [*NVCC_FLAGS, *_without_bias(plan.kernels)]
+    if not plan.flavour.torch_in_kernels:
+        flags.append(for_gpus(plan.architectures))
     if plan.flavour.code:
-        return [*NVCC_FLAGS, *_without_bias(plan.kernels), *plan.flavour.code]
+        return [*flags, *plan.flavour.code]
     compress = _COMPRESS if Version(plan.toolchain.toolkit.release) >= _COMPRESS_FROM else ()
-    return [*NVCC_FLAGS, *_without_bias(plan.kernels), *compress, *gencode(plan.architectures, plan.shared_ptx)]
+    return [*flags, *compress, *gencode(plan.architectures, plan.shared_ptx)]
 
 
 def job_limit(asked: int | None, largest: float) -> tuple[int, str]:

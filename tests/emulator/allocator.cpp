@@ -8,6 +8,7 @@
 namespace {
 
 constexpr size_t kAround = 256;  // bytes before and after each, so that what lies beside one is not another
+constexpr size_t kFilled = size_t(1) << 30;  // bytes; what is larger stays as the system gives it, which takes no memory until touched
 
 void release(void *at) {
     if (!at) { return; }
@@ -21,7 +22,7 @@ struct Watched final : c10::Allocator {
         char *whole = static_cast<char *>(std::aligned_alloc(256, (size + 2 * kAround + 255) / 256 * 256));
         TORCH_CHECK(whole, "no memory for ", size, " bytes");
         char *at = whole + kAround;
-        std::memset(at, 0xff, size);
+        if (size <= kFilled) { std::memset(at, 0xff, size); }
         emulator::Memory::instance().add(at, size);
         return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
     }

@@ -432,10 +432,13 @@ void convert(Warp &w, const Inst &i, uint32_t mask) {
     }
 }
 
-template <bool Bfloat>
-struct Pack2 {  // cvt.rn.f16x2.f32 d, high, low
+template <bool Bfloat, bool Relu = false>
+struct Pack2 {  // cvt.rn[.relu].f16x2.f32 d, high, low
     uint32_t operator()(float high, float low) const {
-        const auto narrow = [](float f) { return Bfloat ? float_to_bfloat(f) : float_to_half(f); };
+        const auto narrow = [](float f) {
+            if (Relu && !(f > 0.f)) { return uint16_t(std::isnan(f) ? 0x7fff : 0); }
+            return Bfloat ? float_to_bfloat(f) : float_to_half(f);
+        };
         return narrow(low) | uint32_t(narrow(high)) << 16;
     }
 };
@@ -1262,8 +1265,10 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
     } else if (name == "clz" && bytes(t) == 4) {
         one(unary<uint32_t, uint32_t, Clz>, Type::u32, t);
     } else if (name == "cvt" && (op.at(op.size() - 2) == "f16x2" || op.at(op.size() - 2) == "bf16x2")) {
-        if (t != Type::f32 || has(op, "relu") || !has(op, "rn")) { throw Fault("cvt"); }
-        two(op.at(op.size() - 2) == "f16x2" ? binary<uint32_t, float, float, Pack2<false>> : binary<uint32_t, float, float, Pack2<true>>, Type::b32, t, t);
+        if (t != Type::f32 || !has(op, "rn")) { throw Fault("cvt"); }
+        const bool half = op.at(op.size() - 2) == "f16x2", relu = has(op, "relu");
+        two(half ? (relu ? binary<uint32_t, float, float, Pack2<false, true>> : binary<uint32_t, float, float, Pack2<false>>)
+                 : (relu ? binary<uint32_t, float, float, Pack2<true, true>> : binary<uint32_t, float, float, Pack2<true>>), Type::b32, t, t);
     } else if (name == "cvt") {
         const Type to = type_named(op.at(op.size() - 2)).value();
         if (has(op, "sat") || bytes(to) == 1) { throw Fault("cvt"); }

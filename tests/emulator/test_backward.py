@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import DIM, MACHINE, Machine, problems
 from flash_attn import deterministic_mode, flash_attn_func
-from gradients import assert_accurate, dense, leaves, upstream_of, varlen
+from gradients import assert_accurate, dense, far_along, leaves, upstream_of, varlen
 from harness import KERNELS, Config, Draw
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +51,19 @@ def test_gradients_are_the_same_alone_in_a_batch_and_packed(
         dense(config, [other, own], [upstreams[1], upstreams[0]], 1, deterministic=False).assert_same(alone, "in a batch")
         varlen(config, [neighbour, own], [upstreams[2], upstreams[0]], 1).assert_same(alone, "packed")
     assert_accurate(config, alone, own, upstreams[0])
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
+def test_a_sequence_past_2_to_the_31_elements(mode: bool) -> None:
+    """Its sums for dQ, in float32 (rows, heads, head_dim), begin past what 32 bits count."""
+    config = Config(head_dim=DIM, heads=8, heads_k=8)
+    config.need("fwd", "split", "bwd")
+    sequence = Draw(3).sequence(config, 70, 150)
+    upstream = upstream_of(sequence, 1)
+    with deterministic_mode(mode, split_size=256):
+        far_along(config, sequence, upstream, 2**31 // (8 * DIM) + 70).assert_same(
+            varlen(config, [sequence], [upstream], 0), "far along against alone"
+        )
 
 
 def test_without_the_mode_the_order_of_blocks_shows(machine: Machine) -> None:

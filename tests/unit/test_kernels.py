@@ -47,6 +47,13 @@ def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> kernels.Comp
     return kernels.compile_units(planned, kernels.kernel_units(planned), jobs)
 
 
+def test_kernel_files_are_told_for_which_gpus_they_are_compiled_and_upstream_s_own_are_not(tmp_path: Path) -> None:
+    planned = plan(tmp_path, toolchain(tmp_path, ""))
+    assert kernels.for_gpus(("80", "90")) == "-DFORK_ARCHITECTURES=0x011"
+    assert "-DFORK_ARCHITECTURES=0x010" in kernels.nvcc_flags(planned)
+    assert not [flag for flag in kernels.nvcc_flags(dataclasses.replace(planned, flavour=kernels.STOCK)) if "FORK_ARCHITECTURES" in flag]
+
+
 def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, 'echo "$last" >> "$0.calls"; touch "$last"\n')
     assert compile_all(tmp_path, tools).built == len(KERNELS)

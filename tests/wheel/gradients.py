@@ -69,6 +69,21 @@ def varlen(config: Config, sequences: list[Sequence], upstreams: list[Tensor], w
     return Gradients(dq[rows], dk[keys], dv[keys], *(g[:, rows, : keys.stop - keys.start] for g in dbias))
 
 
+def far_along(config: Config, sequence: Sequence, upstream: Tensor, rows: int) -> Gradients:
+    """Of a sequence whose queries are the last of so many packed rows, of which nobody computes the others."""
+
+    def last(t: Tensor) -> Tensor:
+        whole = torch.empty((rows, *t.shape[1:]), dtype=t.dtype, device=t.device)
+        whole[rows - len(t) :] = t
+        return whole
+
+    q, (k, v) = last(sequence.q).requires_grad_(), leaves((sequence.k, sequence.v))
+    starts = [torch.tensor(s, device=harness.DEVICE, dtype=torch.int32) for s in ((rows - len(sequence.q), rows), (0, len(k)))]
+    out = flash_attn_varlen_func(q, k, v, *starts, len(sequence.q), len(k), deterministic=False, **config.kwargs())
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), last(upstream))
+    return Gradients(dq[rows - len(sequence.q) :].clone(), dk, dv)
+
+
 def assert_accurate(config: Config, got: Gradients, sequence: Sequence, upstream: Tensor) -> None:
     """The error against float64 is at most twice that of PyTorch's operations in the input's dtype, or thereabouts."""
 

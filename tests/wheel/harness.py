@@ -265,8 +265,16 @@ def paged(config: Config, sequences: list[Sequence], generator: torch.Generator,
     return Rows(out[which], lse[which])
 
 
-def reference(config: Config, sequence: Sequence, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Rows:
-    """Attention by its definition, in ``dtype`` throughout; only ``rows`` of the queries where given."""
+def reference(config: Config, sequence: Sequence, rows: Tensor | None = None, dtype: torch.dtype = torch.float64, kept: Tensor | None = None) -> Rows:
+    """Attention by its definition, in ``dtype`` throughout.
+
+    Args:
+        config: the call.
+        sequence: its sequence.
+        rows: only these of the queries.
+        dtype: of all operations.
+        kept: a factor for each probability (H, Lq, Lk): what dropout leaves.
+    """
     len_q, len_k = len(sequence.q), len(sequence.k)
     index = torch.arange(len_q, device=DEVICE) if rows is None else rows
     groups = config.heads // config.heads_k
@@ -297,6 +305,8 @@ def reference(config: Config, sequence: Sequence, rows: Tensor | None = None, dt
     scores = scores.masked_fill(hidden, -math.inf)
     lse = scores.double().logsumexp(-1)
     probabilities = scores.softmax(-1).masked_fill(hidden.all(-1)[..., None], 0.0)
+    if kept is not None:
+        probabilities = probabilities * kept.to(dtype)
     return Rows((probabilities @ v).transpose(0, 1), lse)
 
 

@@ -7,15 +7,13 @@ import gc
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func
+from gradients import dense, far_along, upstream_of
 from harness import Config, Draw, Rows, Sequence, assert_accurate, route
 
 pytestmark = pytest.mark.gpu
 
 
-def need_memory(batch: int, len_q: int, len_k: int, config: Config, split_size: int, where: str) -> None:
-    splits = 0 if where == "in one thread block" else -(-len_k // split_size)
-    elements = batch * config.heads * config.head_dim
-    wanted = 4 * splits * elements * len_q + 2 * 2 * elements * (2 * len_q + 2 * len_k) + 2**31
+def need_memory(wanted: int) -> None:
     gc.collect()
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
@@ -34,12 +32,15 @@ def need_memory(batch: int, len_q: int, len_k: int, config: Config, split_size: 
         (2, 40000, 40000, 8, 256),
         (1, 100, 131072, 8, 512),
         (2, 1, 131072, 8, 256),
+        (1, 512, 2**20, 8, 2048),
     ],
 )
 def test_long_sequences(batch: int, len_q: int, len_k: int, heads: int, split_size: int, causal: bool, where: str) -> None:
     config = Config(heads=heads, heads_k=heads, causal=causal)
     config.need("split")
-    need_memory(batch, len_q, len_k, config, split_size, where)
+    splits = 0 if where == "in one thread block" else -(-len_k // split_size)
+    elements = batch * heads * config.head_dim
+    need_memory(4 * splits * elements * len_q + 2 * 2 * elements * (2 * len_q + 2 * len_k) + 2**31)
     generator = Draw(batch * len_k + causal).generator
 
     def normal(length: int) -> torch.Tensor:
@@ -55,6 +56,18 @@ def test_long_sequences(batch: int, len_q: int, len_k: int, heads: int, split_si
     for which in {0, batch // 2, batch - 1}:
         sequence = Sequence(q[which], k[which], v[which])
         assert_accurate(config, Rows(out[which], lse[which]), sequence, sampled)
+
+
+def test_gradients_of_a_sequence_past_2_to_the_31_elements() -> None:
+    """Its sums for dQ, in float32 (rows, heads, head_dim), begin past what 32 bits count."""
+    config = Config(causal=True)
+    config.need("split", "bwd")
+    rows = 2**31 // (config.heads * config.head_dim) + 300
+    need_memory((4 * 2 + 4) * 2**31 + 2**32)
+    sequence = Draw(7).sequence(config, 300, 500)
+    upstream = upstream_of(sequence, 1)
+    with deterministic_mode():
+        far_along(config, sequence, upstream, rows).assert_same(dense(config, [sequence], [upstream], 0), "far along against alone")
 
 
 def test_more_batch_and_heads_than_a_grid_dimension_holds() -> None:

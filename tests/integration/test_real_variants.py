@@ -1,0 +1,134 @@
+"""Which kernels an object has: none that its GPUs never run, few for rare calls, and for common ones those it had without."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scripts import kernels, maintain, matrix, series, toolchain
+from scripts.architectures import machine_code
+from scripts.upstream import Source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from scripts.tree import Tree
+
+pytestmark = [pytest.mark.network, pytest.mark.nvcc]
+
+KERNELS = ("hdim32,fp16,causal", "hdim32,fp16,fwd,full")  # windows are not causal
+BEFORE = "Leave out kernels that no GPU of the build would run"  # the first patch that takes kernels away
+# Where a kernel's flags, the last eight parameters of its template, say that a call is rare.
+RARE = {"flash_fwd_kernel": (0, 2, 3, 6), "flash_fwd_splitkv_kernel": (1, 2, 5), "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel": (0, 2, 3, 6)}
+FILES = ["fwd_hdim32_fp16", "fwd_hdim32_fp16_causal", "split_hdim32_fp16_causal", "bwd_hdim32_fp16_causal"]
+Code = dict[str, dict[str, bytes]]  # by file and kernel
+
+
+def flags(name: str) -> list[bool]:
+    return [flag == "1" for flag in re.findall(r"Lb([01])E", name)[-8:]]
+
+
+def tile(name: str) -> str:
+    """A kernel's traits: its tile's sizes and layout."""
+    return name.partition("cutlass")[0].partition("traitsI")[2]
+
+
+def is_main(name: str) -> bool:
+    return any(f"{len(kernel)}{kernel}" in name for kernel in RARE)
+
+
+def is_rare(name: str) -> bool:
+    """Whether it serves calls with a window, slopes, a softcap or dropout, or with a mask or a bias."""
+    places = next((places for kernel, places in RARE.items() if f"{len(kernel)}{kernel}" in name), ())
+    return "WithScores" in name or any(flags(name)[place] for place in places)
+
+
+def compiled(applied: Tree) -> Code:
+    tools = toolchain.assemble(maintain.load().default(), None, maintain.BUILD, cache=True)
+    flavour = replace(kernels.FORK, code=tuple(kernels.gencode(("90",), {})))  # not packed
+    wanted = tuple(k for words in KERNELS for k in matrix.parse_kernels(words))
+    plan = kernels.Plan(applied, tools, wanted, ("90",), maintain.BUILD, flavour)
+    objects = {path.stem: path for path in kernels.compile_units(plan, kernels.kernel_units(plan), None).objects}
+    return {k.name: machine_code(objects[k.name])["90"] for k in plan.kernels}
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
+    """With the patches that take kernels away, and without."""
+    count = next(n for n, patch in enumerate(series.read(maintain.PATCHES).patches) if patch.subject == BEFORE)
+    loaded = maintain.load()
+    _, whole = maintain.apply(loaded, Source.SDIST)
+    _, part = maintain.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)
+    return compiled(whole), compiled(part)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_kernels_of_common_calls_are_byte_for_byte_what_they_were(code: tuple[Code, Code], file: str) -> None:
+    ours, before = (half[file] for half in code)
+    idle = {tile(name) for name in ours if file.startswith("bwd") and is_rare(name) and flags(name)[0]}  # dropout's alone
+    common = {name: text for name, text in before.items() if not is_rare(name) and not (is_main(name) and tile(name) in idle)}
+    assert len(common) >= 3
+    assert [name for name, text in common.items() if ours.get(name) != text] == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_kernels_of_rare_calls_are_fewer(code: tuple[Code, Code], file: str) -> None:
+    ours, before = ({name for name in half[file] if is_rare(name)} for half in code)
+    assert ours < before
+    assert len(ours) <= 0.75 * len(before)
+
+
+def test_each_tile_size_of_the_backward_pass_is_for_dropout_or_for_none(code: tuple[Code, Code]) -> None:
+    """Head dim 32 has a size for either; upstream's kernels of the other kind serve smaller GPUs, or no call."""
+    found = []
+    for half in code:
+        dropout: dict[str, set[bool]] = defaultdict(set)
+        for name in half["bwd_hdim32_fp16_causal"]:
+            if is_main(name) and "WithScores" not in name:
+                dropout[tile(name)].add(flags(name)[0])
+        found.append(sorted(dropout.values(), key=sorted))
+    assert found == [[{False}, {True}], [{False, True}, {False, True}]]
+
+
+PROGRAM = """
+#include "fork_gpus.h"
+#include <cstdio>
+using namespace FLASH_NAMESPACE::fork_gpus;
+int main() {
+    for (const Gpu &gpu : kGpus) { std::printf("%d%d ", gpu.major, gpu.minor); }
+    constexpr Choice large = choice([](int max_smem_per_block, int, bool) { return max_smem_per_block >= 144 * 1024; });
+    constexpr Choice sm8x = choice([](int, int, bool is_sm8x) { return is_sm8x; });
+    std::printf("\\n%d%d %d%d", large.yes, large.no, sm8x.yes, sm8x.no);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("architectures", "large", "sm8x"),
+    [
+        (["90"], "10", "01"),
+        (["100"], "10", "01"),
+        (["120"], "01", "01"),
+        (["89"], "01", "10"),
+        (["86"], "11", "10"),  # its code runs on an 8.7 too, which has as much shared memory as an 8.0
+        (["80"], "11", "11"),
+        (["90", "120"], "11", "01"),
+        (["80", "90"], "11", "11"),
+    ],
+)
+def test_what_the_compiler_knows_of_the_gpus(tmp_path: Path, architectures: list[str], large: str, sm8x: str) -> None:
+    loaded = maintain.load()
+    _, applied = maintain.apply(loaded, Source.SDIST)
+    tools = toolchain.assemble(loaded.default(), None, maintain.BUILD, cache=True)
+    source = tmp_path / "gpus.cpp"
+    source.write_text(PROGRAM, encoding="utf-8")
+    includes = [f"-I{folder}" for folder in (applied.root / "csrc/flash_attn/src", *tools.toolkit.include)]
+    subprocess.run([tools.cxx, "-std=c++17", kernels.for_gpus(architectures), *includes, source, "-o", tmp_path / "gpus"], check=True)
+    known, choices = subprocess.run([tmp_path / "gpus"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert tuple(known.split())[: len(matrix.ARCHITECTURES)] == matrix.ARCHITECTURES  # the order of FORK_ARCHITECTURES' bits
+    assert choices.split() == [large, sm8x]
