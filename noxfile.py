@@ -12,7 +12,7 @@ nox.options.sessions = ["tests"]
 
 def _command(session: nox.Session) -> None:
     """Install the build system and run the command that the session is named after."""
-    package = ".[containers]" if "--containers" in session.posargs else "."
+    package = ".[containers]" if "--containers" in session.posargs else ".[bench]" if any(a.startswith("--picture") for a in session.posargs) else "."
     session.install("--quiet", "--editable", package, *(["pytest>=8.4"] if session.name in ("guards", "rebase") else []))  # guards may be tests
     # Ctrl-C: give the compilers time to stop and their half-written files time to go.
     session.run("python", "-m", "scripts", session.name, *session.posargs, interrupt_timeout=60, terminate_timeout=30)
@@ -37,8 +37,14 @@ def archs(session: nox.Session) -> None:
 
 
 @nox.session
+def compare(session: nox.Session) -> None:
+    """Say what a patch does to kernels' machine code."""
+    _command(session)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the build beside upstream's setup.py (bench -- build)."""
+    """Measure the kernels on this machine's GPU, or the build (bench -- build), beside upstream's."""
     _command(session)
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import architectures, bench, build, console, emulator, maintain, verify, wheel
+from scripts import architectures, bench, build, compare, console, emulator, maintain, verify, wheel
 from scripts.errors import BuildError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     emulator.add_command(commands)
     architectures.add_command(commands)
     bench.add_command(commands)
+    compare.add_command(commands)
     check = commands.add_parser(
         "verify",
         help="prove wheels",

@@ -31,7 +31,7 @@ _FATBIN_MAGIC = 0xBA55ED50
 _MACHINE_CODE = 2
 
 
-def _cubins(item: Path) -> Iterator[tuple[str, bytes]]:
+def cubins(item: Path) -> Iterator[tuple[str, bytes]]:
     """Compute capability and ELF file of each piece of machine code in an object, which must not be compressed."""
     with item.open("rb") as stream:
         section = ELFFile(stream).get_section_by_name(".nv_fatbin")
@@ -57,7 +57,7 @@ def _cubins(item: Path) -> Iterator[tuple[str, bytes]]:
 def machine_code(item: Path) -> dict[str, dict[str, bytes]]:
     """By compute capability and kernel: the section ``.text`` of each in an object."""
     found: dict[str, dict[str, bytes]] = {}
-    for architecture, cubin in _cubins(item):
+    for architecture, cubin in cubins(item):
         if cubin[:4] != b"\x7fELF":
             raise CompileError(f"the machine code for sm_{architecture} in {item} is compressed.")
         sections = ELFFile(io.BytesIO(cubin)).iter_sections()

@@ -1,0 +1,211 @@
+"""What patches do to kernels: machine code with the series up to them and up to the one before, kernel by kernel."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+from rich.table import Table
+
+from scripts import architectures, build, console, kernels, maintain, matrix, series, toolchain
+from scripts.errors import CompileError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+    from typing import Any
+
+    from scripts.tree import Tree
+
+_KERNELS = "hdim64,fp16,causal"  # a file of each pass
+# nvdisasm's LDL and STL, and the field of either that gives its width.
+_LOAD, _STORE, _OPCODE = 0x983, 0x387, 0xFFF
+_WIDTHS = (1, 1, 2, 2, 4, 8, 16)
+# Of .nv.info: the attributes that give a kernel's registers and the size of its stack frame.
+_REGISTERS, _FRAME, _WITH_SIZE = 0x2F, 0x11, 4
+# The flags of upstream's kernel templates, in their order.
+_FLAGS = {
+    "flash_fwd_kernel": ("dropout", "causal", "local", "alibi", "even_MN", "even_K", "softcap", "softmax"),
+    "flash_fwd_splitkv_kernel": ("causal", "local", "alibi", "even_MN", "even_K", "softcap", "split", "append"),
+    "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel": ("dropout", "causal", "local", "alibi", "even_MN", "even_K", "softcap", "ordered"),
+}
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kernel's machine code: its size, and the local memory (spills, arrays) that its instructions name, in bytes."""
+
+    instructions: int
+    registers: int
+    stack: int
+    stores: int
+    loads: int
+    text: bytes
+
+    def figures(self) -> dict[str, int]:
+        """All but the code itself."""
+        return {name: value for name, value in asdict(self).items() if name != "text"}
+
+    def __str__(self) -> str:
+        return f"{self.instructions} ({self.registers} registers, {self.stack} bytes of stack, {self.stores}/{self.loads} stored/loaded)"
+
+
+def _info(elf: ELFFile) -> dict[str, dict[int, int]]:
+    """By kernel: the attributes of .nv.info that have a value for it."""
+    section, symbols = elf.get_section_by_name(".nv.info"), elf.get_section_by_name(".symtab")
+    found: dict[str, dict[int, int]] = {}
+    if section is None or not isinstance(symbols, SymbolTableSection):
+        return found
+    data = section.data()
+    at = 0
+    while at < len(data):
+        kind, attribute, size = struct.unpack_from("<BBH", data, at)
+        if kind == _WITH_SIZE and size >= 8:
+            symbol, value = struct.unpack_from("<II", data, at + 4)
+            found.setdefault(symbols.get_symbol(symbol).name, {})[attribute] = value
+        at += 4 + (size if kind == _WITH_SIZE else 0)
+    return found
+
+
+def read(item: Path, architecture: str) -> dict[str, Code]:
+    """The kernels of an object that is not packed, by their mangled names."""
+    found: dict[str, Code] = {}
+    for one, cubin in architectures.cubins(item):
+        if one != architecture:
+            continue
+        elf = ELFFile(io.BytesIO(cubin))
+        info = _info(elf)
+        for section in elf.iter_sections():
+            if not section.name.startswith(".text."):
+                continue
+            name, text = section.name.removeprefix(".text."), section.data()
+            local = {_LOAD: 0, _STORE: 0}
+            for low, high in struct.iter_unpack("<QQ", text):
+                if low & _OPCODE in local:
+                    local[low & _OPCODE] += _WIDTHS[min(high >> 9 & 7, len(_WIDTHS) - 1)]
+            own = info.get(name, {})
+            found[name] = Code(len(text) // 16, own.get(_REGISTERS, 0), own.get(_FRAME, 0), local[_STORE], local[_LOAD], text)
+    return found
+
+
+def spell(name: str) -> str:
+    """A kernel's name for people: its template, its tile's sizes, and the flags that are set or, of others, the arguments."""
+    template = re.search(r"\d(f(?:lash|ork)_\w+?_kernel)(?=I|P|v|\d|N)", name)
+    if template is None:
+        return name
+    sizes = re.search(r"traitsI((?:Li\d+E)+)", name)
+    own = re.split(r"S\w*_E{2,}", name)[-1]  # the arguments after the traits, whose last is the dtype again
+    flags = re.findall(r"Lb([01])E", own)
+    words = [template[1], "x".join(re.findall(r"\d+", sizes[1])) if sizes else ""]
+    words += ["mask or bias"] * ("WithScores" in name)
+    known = _FLAGS.get(template[1])
+    others = re.findall(r"L[bi](\d+)E", name.partition("traits")[0] + own)
+    words += [word for word, flag in zip(known, flags, strict=False) if flag == "1"] if known else others
+    return " ".join(word for word in words if word)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One kernel file, before and after; kernels by their mangled names."""
+
+    file: str
+    before: Mapping[str, Code]
+    after: Mapping[str, Code]
+
+    def names(self, what: str) -> list[str]:
+        """Of the kernels that are ``same``, ``changed``, ``gone`` or ``new``."""
+        both = [name for name in self.before if name in self.after]
+        same = {name for name in both if self.before[name].text == self.after[name].text}
+        chosen = {
+            "same": [name for name in both if name in same],
+            "changed": [name for name in both if name not in same],
+            "gone": [name for name in self.before if name not in self.after],
+            "new": [name for name in self.after if name not in self.before],
+        }
+        return sorted(chosen[what], key=spell)
+
+
+_KINDS = ("same", "changed", "gone", "new")
+
+
+def _compiled(
+    applied: Tree, options: argparse.Namespace, wanted: tuple[matrix.Kernel, ...], tools: toolchain.Toolchain
+) -> dict[str, dict[str, Code]]:
+    flavour = replace(kernels.FORK, code=tuple(kernels.gencode((options.arch,), {})))  # not packed
+    plan = kernels.Plan(applied, tools, wanted, (options.arch,), maintain.BUILD, flavour)
+    objects = kernels.compile_units(plan, kernels.kernel_units(plan), options.jobs).objects
+    return {path.stem: read(path, options.arch) for path in objects}
+
+
+def _run(options: argparse.Namespace) -> None:
+    loaded, whole = maintain.load(), series.read(maintain.PATCHES)
+    first = whole.named(options.patch) if options.patch else len(whole.patches) - 1
+    last = whole.named(options.through) if options.through else first
+    if last < first:
+        raise UsageError(f"--through {options.through}: that patch comes before {whole.patches[first].name}.")
+    if fault := matrix.too_early(loaded.default().cuda, (options.arch,)):
+        raise UsageError(f"--arch: {fault}.")
+    tools = toolchain.assemble(loaded.default(), None, maintain.BUILD, cache=True)
+    told = {}
+    maintain.BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=maintain.BUILD, prefix="compare-") as folder:
+        for count in (first, last + 1):
+            _, applied = maintain.apply(loaded, options.source, Path(folder) / str(count), count=count)
+            told[count] = _compiled(applied, options, options.kernels, tools)
+    before, after = told[first], told[last + 1]
+    if not before.keys() == after.keys():
+        raise CompileError("the two builds have other kernel files; nothing can be compared.")
+    found = [Difference(file, before[file], after[file]) for file in sorted(before)]
+    if options.json:
+        facts = [{"file": d.file} | {kind: [_json(d, name) for name in d.names(kind)] for kind in _KINDS} for d in found]
+        console.result({"patches": [p.name for p in whole.patches[first : last + 1]], "architecture": options.arch, "files": facts})
+    _show(found)
+
+
+def _json(difference: Difference, name: str) -> dict[str, Any]:
+    both = {"before": difference.before.get(name), "after": difference.after.get(name)}
+    return {"name": name, "spelled": spell(name)} | {when: code.figures() for when, code in both.items() if code}
+
+
+def _show(found: list[Difference]) -> None:
+    table = Table("kernel file", *_KINDS, "instructions before", "after")
+    for d in found:
+        totals = [sum(code.instructions for code in half.values()) for half in (d.before, d.after)]
+        table.add_row(d.file, *(str(len(d.names(kind))) for kind in _KINDS), *(str(total) for total in totals))
+    for d in found:
+        for kind in _KINDS[1:]:
+            for name in d.names(kind):
+                told = " → ".join(str(half[name]) for half in (d.before, d.after) if name in half)
+                console.note(f"{d.file}, {kind}: {spell(name)}: {told}")
+    console.out.print(table)
+
+
+def add_command(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = commands.add_parser(
+        "compare",
+        help="say what patches do to kernels' machine code",
+        description="Compile kernel files with the series up to a patch and up to the one before it, and compare each kernel's machine code: "
+        "which are the same byte for byte, which changed, are gone or new; their instructions, registers and local memory.",
+    )
+    parser.add_argument("--patch", metavar="PATCH", help="a number, or a part of its name (default: the last)")
+    parser.add_argument("--through", metavar="PATCH", help="the last of several, which --patch begins")
+    parser.add_argument(
+        "--kernels",
+        metavar="SET",
+        type=build.kernel_choice,
+        default=matrix.parse_kernels(_KERNELS),
+        help=f"which kernel files (default: {_KERNELS}; see nox -s build -- --help)",
+    )
+    parser.add_argument("--arch", metavar="CC", choices=matrix.ARCHITECTURES, default="90", help="machine code for this one (default: 90)")
+    parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers at once (default: by cores and memory)")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    maintain.add_source(parser)
+    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

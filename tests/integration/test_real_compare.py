@@ -1,0 +1,62 @@
+"""What a patch does to kernels, of a real compiler's objects."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import compare, maintain, toolchain
+
+pytestmark = [pytest.mark.network, pytest.mark.nvcc]
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = """
+__global__ void plain(float *data) { data[threadIdx.x] += 1.f; }
+__global__ void local(float *data, const int *order) {
+    float all[24];
+    for (int n = 0; n < 24; ++n) { all[order[n]] = data[n]; }
+    for (int n = 0; n < 24; ++n) { data[threadIdx.x * 24 + n] = all[order[n + 24]]; }
+}
+"""
+
+
+def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: Path) -> None:
+    tools = toolchain.assemble(maintain.load().default(), None, maintain.BUILD, cache=False)
+    source, item = tmp_path / "kernels.cu", tmp_path / "kernels.o"
+    source.write_text(SOURCE, encoding="utf-8")
+    command = [tools.toolkit.nvcc, f"-ccbin={tools.cxx}", "-arch=sm_90", "-Xptxas=-v", "-c", source, "-o", item]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = {compare.spell(name): code for name, code in compare.read(item, "90").items()}
+    assert len(found) == 2
+    for name, code in found.items():
+        own = told.partition(f"Compiling entry function '{name}'")[2]
+        assert code.stack == int(re.findall(r"(\d+) bytes stack frame", own)[0])
+        assert code.registers == int(re.findall(r"Used (\d+) registers", own)[0])
+        in_local = "local" in name
+        assert (code.stack >= 24 * 4) == in_local
+        assert (code.stores > 0, code.loads > 0) == (in_local, in_local)
+    assert compare.read(item, "80") == {}
+
+
+def test_a_patch_that_changes_no_kernel_and_one_that_takes_some_away() -> None:
+    told = {}
+    for patch in ("Leave out kernels", "Compile fewer kernels"):
+        command = [sys.executable, "-m", "scripts", "compare", "--patch", patch, "--kernels", "hdim32,fp16,fwd,causal", "--source", "sdist", "--json"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        (told[patch],) = json.loads(done.stdout)["files"]
+    nothing, fewer = told.values()
+    assert len(nothing["same"]) > 10  # head dim 32 has one tile size forward
+    assert nothing["changed"] == nothing["gone"] == nothing["new"] == []
+    assert {word for kernel in fewer["gone"] for word in ("softcap", "dropout", "alibi") if word in kernel["spelled"]} == {
+        "softcap",
+        "dropout",
+        "alibi",
+    }
+    assert [kernel["spelled"] for kernel in fewer["same"]][:1] == ["flash_fwd_kernel 32x128x128x4 causal"]
+    assert not list((ROOT / "build").glob("compare-*"))
