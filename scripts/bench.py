@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from scripts import build, console, kernels, maintain, matrix, toolchain, tree, upstream, wheel
+from scripts import build, console, kernels, maintain, matrix, speed, toolchain, tree, upstream, wheel
 from scripts.errors import CompileError, UsageError
 from scripts.git import Repository
 from scripts.process import last_lines
@@ -82,7 +82,7 @@ def _spending(into: list[Spent]) -> Iterator[None]:
     into.append(Spent(cpu() - before, time.monotonic() - started))
 
 
-def lines(ours: Side, theirs: Side, further: Spent, again: Spent, recompiled: int) -> list[Line]:
+def lines(ours: Side, theirs: Side, further: Spent, again: Spent, recompiled: int, share: float) -> list[Line]:
     """The figures, each beside its goal: ratios to upstream, and seconds.
 
     Args:
@@ -91,6 +91,7 @@ def lines(ours: Side, theirs: Side, further: Spent, again: Spent, recompiled: in
         further: one more wheel from the same kernel objects.
         again: a build with nothing changed.
         recompiled: kernel files that a change of ``flash_api.cpp`` compiles again.
+        share: of the kernel files, those that the further wheel compiled again.
     """
     one, other = ours.kernels.cpu_seconds, theirs.kernels.cpu_seconds
     bindings = tuple(_WHEELS * side.binding.cpu_seconds for side in (ours, theirs))
@@ -98,9 +99,9 @@ def lines(ours: Side, theirs: Side, further: Spent, again: Spent, recompiled: in
         Line("nvcc, these kernel files", f"{one:.0f} CPU s", f"{other:.0f} CPU s", one / other, 0.6, "×"),
         Line(
             f"nvcc, {_WHEELS} wheels of one CUDA (and g++)",
-            f"{one:.0f} (and {bindings[0]:.0f}) CPU s",
+            f"{one * (1 + (_WHEELS - 1) * share):.0f} (and {bindings[0]:.0f}) CPU s",
             f"{_WHEELS * other:.0f} (and {bindings[1]:.0f}) CPU s",
-            1.0,
+            1 + (_WHEELS - 1) * share,
             1.1,
             "× one's",
         ),
@@ -136,8 +137,9 @@ def _recompiled(plan: kernels.Plan) -> int:
     return sum(not unit.target.exists() for unit in kernels.kernel_units(changed))
 
 
-def _ours(loaded: matrix.Matrix, job: build.Job, options: argparse.Namespace, folder: Path) -> tuple[Side, Spent, Spent, int, kernels.Plan]:
+def _ours(loaded: matrix.Matrix, job: build.Job, options: argparse.Namespace, folder: Path) -> tuple[Side, Spent, Spent, int, float, kernels.Plan]:
     spent: list[Spent] = []
+    built: list[build.Built] = []
     console.step("This build system, without the compile cache")
     _, applied = maintain.apply(loaded, options.source, folder / "source")
     tools = toolchain.assemble(job.target, job.python, maintain.BUILD, cache=False)
@@ -153,8 +155,9 @@ def _ours(loaded: matrix.Matrix, job: build.Job, options: argparse.Namespace, fo
     place = build.Place(folder, folder / "dist", cache=False)
     for _ in range(2):  # a further torch or Python: its binding, link and wheel; then nothing changed
         with _spending(spent):
-            build.build_one(loaded, job, one, place)
-    return Side(spent[0], spent[1], _deflated(extension)), spent[2], spent[3], _recompiled(plan), plan
+            built.append(build.build_one(loaded, job, one, place))
+    share = (built[0].compiled.built - 1) / len(job.kernels)  # but for the binding
+    return Side(spent[0], spent[1], _deflated(extension)), spent[2], spent[3], _recompiled(plan), share, plan
 
 
 def _libraries(env: toolchain.Environment) -> dict[str, str]:
@@ -238,17 +241,27 @@ def _show(found: Sequence[Line]) -> None:
     console.out.print(table)
 
 
+def _run(options: argparse.Namespace) -> None:
+    if options.what == "kernels":
+        speed.run(options)
+        return
+    if options.figures or options.picture:
+        raise UsageError("--from and --picture are for bench -- kernels.")
+    _bench_build(options)
+
+
 def _bench_build(options: argparse.Namespace) -> None:
     loaded = maintain.load()
     target = loaded.named(options.target) if options.target else loaded.default()
     if unknown := [a for a in target.architectures if a not in _ARCHITECTURES]:
         raise UsageError(f"upstream's setup.py knows no compute capability {', '.join(unknown)}; it has {', '.join(_ARCHITECTURES)}.")
-    job = build.Job(target, toolchain.check_python(target, options.python), options.kernels, target.architectures)
+    wanted = options.kernels or matrix.parse_kernels(_KERNELS)
+    job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
     folder = maintain.BUILD / "bench"
     shutil.rmtree(folder, ignore_errors=True)
-    ours, further, again, recompiled, plan = _ours(loaded, job, options, folder)
+    ours, further, again, recompiled, share, plan = _ours(loaded, job, options, folder)
     theirs = _theirs(loaded, plan, options, folder)
-    found = lines(ours, theirs, further, again, recompiled)
+    found = lines(ours, theirs, further, again, recompiled, share)
     if options.json:
         facts: dict[str, Any] = {"target": target.name, "python": job.python, "kernels": [k.name for k in job.kernels]}
         console.result(facts | {"ours": asdict(ours), "upstream": asdict(theirs), "figures": [asdict(line) | {"met": line.met} for line in found]})
@@ -256,24 +269,34 @@ def _bench_build(options: argparse.Namespace) -> None:
     shutil.rmtree(folder)
 
 
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".svg", ".png") or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name for a picture in a folder that exists (FILE.svg or FILE.png)")
+    return path
+
+
 def add_command(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
     parser = commands.add_parser(
         "bench",
-        help="measure the build beside upstream's setup.py",
-        description="Compile the same kernel files as this build system does and as upstream's setup.py does, without a compile cache, and compare.",
+        help="measure the kernels on a GPU, or the build, beside upstream's",
+        description="kernels: build the wheel and upstream's kernels of the same pin, time both in one process on this machine's GPU, and "
+        "hold the figures against the goals. build: compile the same kernel files as this build system does and as upstream's setup.py "
+        "does, without a compile cache, and compare.",
     )
-    parser.add_argument("what", choices=["build"], help="build: CPU seconds, seconds and sizes of building")
+    parser.add_argument("what", choices=["kernels", "build"], nargs="?", default="kernels", help="what to measure (default: kernels)")
     parser.add_argument(
         "--kernels",
         metavar="SET",
         type=build.kernel_choice,
-        default=matrix.parse_kernels(_KERNELS),
-        help=f"which kernel files (default: {_KERNELS}; see nox -s build -- --help)",
+        help=f"which kernel files (default: {speed.KERNELS}, or {_KERNELS} for build; see nox -s build -- --help)",
     )
+    parser.add_argument("--from", dest="figures", metavar="FILE", type=Path, help="kernels: measure nothing; take what tests/wheel/bench.py wrote")
+    parser.add_argument("--picture", metavar="FILE.svg", type=_picture, help="kernels: draw time and memory over the length of sequences")
     parser.add_argument("--target", metavar="NAME", help="the target (default: the one marked in wheel_matrix.toml)")
     parser.add_argument("--python", metavar="X.Y", help="the Python (default: the one running this)")
     parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers at once (default: by cores and memory)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     maintain.add_source(parser)
-    parser.set_defaults(run=_bench_build, interrupted="interrupted; the next run starts anew.")
+    parser.set_defaults(run=_run, interrupted="interrupted; the next run starts anew.")

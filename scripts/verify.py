@@ -132,7 +132,7 @@ def proof_path(wheel: Path) -> Path:
     return wheel.with_suffix(".proof.json")
 
 
-def _installed(facts: Facts, root: Path, logs: Path) -> Path:
+def installed(facts: Facts, root: Path, logs: Path) -> Path:
     """A new environment with the wheel, its torch and pytest; its Python."""
     python = root / "bin/python"
     hint = "Check the network and pip's configuration (pip config list)."
@@ -170,7 +170,7 @@ def verify(path: Path, suite: Path, build: Path, extra: list[str]) -> dict[str, 
     with tempfile.TemporaryDirectory(dir=environments, prefix="verify-") as folder:
         root = Path(folder)
         console.note(f"fresh environment: Python {facts.python}, torch {facts.torch}, the wheel")
-        python = _installed(facts, root / "venv", build / "logs")
+        python = installed(facts, root / "venv", build / "logs")
         # A copy, so that neither this repository's configuration nor its modules reach the suite.
         shutil.copytree(suite, root / "suite", ignore=shutil.ignore_patterns("__pycache__"))
         proof = root / "proof.json"

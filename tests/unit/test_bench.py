@@ -18,7 +18,7 @@ THEIRS = Side(Spent(1200, 700), Spent(40, 40), 4_000_000)
 
 
 def figures(**changed: object) -> dict[str, bench.Line]:
-    given = {"ours": OURS, "theirs": THEIRS, "further": Spent(31, 33), "again": Spent(1, 3), "recompiled": 0} | changed
+    given = {"ours": OURS, "theirs": THEIRS, "further": Spent(31, 33), "again": Spent(1, 3), "recompiled": 0, "share": 0.0} | changed
     return {line.what: line for line in bench.lines(**given)}
 
 
@@ -39,6 +39,7 @@ def test_figures_are_ratios_to_upstream_of_the_same_files_and_of_a_matrix() -> N
         ({"further": Spent(80, 91)}, "a further torch or Python, installed"),
         ({"again": Spent(5, 5.5)}, "nothing changed"),
         ({"recompiled": 1}, "flash_api.cpp changed: kernel files compiled"),
+        ({"share": 1 / 72}, "nvcc, 16 wheels of one CUDA (and g++)"),
     ],
 )
 def test_a_goal_that_is_missed_is_called_so(changed: dict[str, object], missed: str) -> None:

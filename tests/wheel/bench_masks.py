@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,13 @@ def main() -> None:
     def sees(_b: torch.Tensor, _h: torch.Tensor, _i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         return hidden[0, 0, 0, j]
 
-    def record(case: str, calls: dict[str, Call]) -> None:
+    def record(case: str, calls: dict[str, Call | Callable[[], list[torch.Tensor]]]) -> None:
         works: dict[str, Call] = {}
-        for name, call in calls.items():
+        for name, told in calls.items():
+            call = told if isinstance(told, Call) else Call(told)
             try:
-                call()
+                with call.scope():
+                    call.run()
                 works[name] = call
             except Exception as e:  # a competitor may not take the case
                 print(f"{case}: {name} does not take it: {str(e).splitlines()[0]}")
@@ -77,8 +80,8 @@ def main() -> None:
 
     with torch.no_grad():
         plain = lambda: [flash_attn_func(q, k, v)]  # noqa: E731
-        biased = lambda: [flash_attn_func(q, k, v, attn_bias=bias)]  # noqa: E731
-        masked = lambda: [flash_attn_func(q, k, v, attn_mask=mask)]  # noqa: E731
+        biased = Call(lambda: [flash_attn_func(q, k, v, attn_bias=bias)])
+        masked = Call(lambda: [flash_attn_func(q, k, v, attn_mask=mask)])
         own = {"ours": biased, "ours on 2048": on(2048, biased), "no bias": plain}
         record("bias (1, H, S, S), forward", {**own, "SDPA": lambda: [efficient(bias)], "flex": lambda: [flex(score_mod=add)]})
         blocks = create_block_mask(sees, None, None, length, length, device="cuda")
@@ -86,14 +89,14 @@ def main() -> None:
         record("half of the keys, forward", {**own, "SDPA": lambda: [efficient(mask)], "flex": lambda: [flex(block_mask=blocks)]})
 
     inputs = [q, k, v, bias]
-    biased = lambda: gradients(flash_attn_func(q, k, v, attn_bias=bias), inputs, upstream)  # noqa: E731
+    biased = Call(lambda: gradients(flash_attn_func(q, k, v, attn_bias=bias), inputs, upstream))
     own = {"ours": biased, "ours on 2048": on(2048, biased), "no bias": lambda: gradients(flash_attn_func(q, k, v), inputs[:3], upstream)}
-    others: dict[str, Call] = {
+    others = {
         "SDPA": lambda: gradients(efficient(bias), inputs, upstream),
         "flex": lambda: gradients(flex(score_mod=add), inputs, upstream),
     }
     record("bias, forward and backward", {**own, **others})
-    masked = lambda: gradients(flash_attn_func(q, k, v, attn_mask=mask), inputs[:3], upstream)  # noqa: E731
+    masked = Call(lambda: gradients(flash_attn_func(q, k, v, attn_mask=mask), inputs[:3], upstream))
     record("half of the keys, both", {"ours": masked, "no mask": own["no bias"], "SDPA": lambda: gradients(efficient(mask), inputs[:3], upstream)})
     if arguments.json:
         facts = {
