@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from scripts.tree import Tree
 
 _KERNELS = "hdim64,fp16,causal"  # a file of each pass
+_FREE_OF_TORCH = "0002"  # the patch from which on kernel files compile without torch
 # nvdisasm's LDL and STL, and the field of either that gives its width.
 _LOAD, _STORE, _OPCODE = 0x983, 0x387, 0xFFF
 _WIDTHS = (1, 1, 2, 2, 4, 8, 16)
@@ -158,6 +159,8 @@ def _run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=maintain.BUILD, prefix="compare-") as folder:
         for count in (first, last + 1):
             _, applied = maintain.apply(loaded, options.source, Path(folder) / str(count), count=count)
+            if not (applied.root / "csrc/flash_attn/src/fork_runtime.h").exists():
+                raise UsageError(f"kernel files include torch before {_FREE_OF_TORCH}; compare patches that come after it.")
             told[count] = _compiled(applied, options, options.kernels, tools)
     before, after = told[first], told[last + 1]
     if not before.keys() == after.keys():
