@@ -96,19 +96,31 @@ def read(item: Path, architecture: str) -> dict[str, Code]:
     return found
 
 
+def _template(name: str) -> str | None:
+    found = re.search(r"\d(f(?:lash|ork)_\w+?_kernel)(?=I|P|v|\d|N)", name)
+    return found and found[1]
+
+
+def _own(name: str) -> str:
+    """The arguments after the traits, whose last is the dtype again."""
+    return re.split(r"S\w*_E{2,}", name)[-1]
+
+
+def flags(name: str) -> list[str] | None:
+    """The flags that a kernel is compiled for; None where it has other arguments. By its mangled name."""
+    known = _FLAGS.get(_template(name) or "")
+    return known and [word for word, flag in zip(known, re.findall(r"Lb([01])E", _own(name)), strict=False) if flag == "1"]
+
+
 def spell(name: str) -> str:
     """A kernel's name for people: its template, its tile's sizes, and the flags that are set or, of others, the arguments."""
-    template = re.search(r"\d(f(?:lash|ork)_\w+?_kernel)(?=I|P|v|\d|N)", name)
+    template, own_flags = _template(name), flags(name)
     if template is None:
         return name
     sizes = re.search(r"traitsI((?:Li\d+E)+)", name)
-    own = re.split(r"S\w*_E{2,}", name)[-1]  # the arguments after the traits, whose last is the dtype again
-    flags = re.findall(r"Lb([01])E", own)
-    words = [template[1], "x".join(re.findall(r"\d+", sizes[1])) if sizes else ""]
+    words = [template, "x".join(re.findall(r"\d+", sizes[1])) if sizes else ""]
     words += ["mask or bias"] * ("WithScores" in name)
-    known = _FLAGS.get(template[1])
-    others = re.findall(r"L[bi](\d+)E", name.partition("traits")[0] + own)
-    words += [word for word, flag in zip(known, flags, strict=False) if flag == "1"] if known else others
+    words += re.findall(r"L[bi](\d+)E", name.partition("traits")[0] + _own(name)) if own_flags is None else own_flags
     return " ".join(word for word in words if word)
 
 
@@ -136,13 +148,13 @@ class Difference:
 _KINDS = ("same", "changed", "gone", "new")
 
 
-def _compiled(
-    applied: Tree, options: argparse.Namespace, wanted: tuple[matrix.Kernel, ...], tools: toolchain.Toolchain
-) -> dict[str, dict[str, Code]]:
-    flavour = replace(kernels.FORK, code=tuple(kernels.gencode((options.arch,), {})))  # not packed
-    plan = kernels.Plan(applied, tools, wanted, (options.arch,), maintain.BUILD, flavour)
-    objects = kernels.compile_units(plan, kernels.kernel_units(plan), options.jobs).objects
-    return {path.stem: read(path, options.arch) for path in objects}
+def compiled(applied: Tree, wanted: tuple[matrix.Kernel, ...], architecture: str, jobs: int | None = None) -> dict[str, dict[str, Code]]:
+    """By kernel file: the kernels of each, by their mangled names. With the default target's compiler, and the compile cache."""
+    tools = toolchain.assemble(maintain.load().default(), None, maintain.BUILD, cache=True)
+    flavour = replace(kernels.FORK, code=tuple(kernels.gencode((architecture,), {})))  # not packed
+    plan = kernels.Plan(applied, tools, wanted, (architecture,), maintain.BUILD, flavour)
+    objects = kernels.compile_units(plan, kernels.kernel_units(plan), jobs).objects
+    return {path.stem: read(path, architecture) for path in objects}
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -153,7 +165,6 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"--through {options.through}: that patch comes before {whole.patches[first].name}.")
     if fault := matrix.too_early(loaded.default().cuda, (options.arch,)):
         raise UsageError(f"--arch: {fault}.")
-    tools = toolchain.assemble(loaded.default(), None, maintain.BUILD, cache=True)
     told = {}
     maintain.BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=maintain.BUILD, prefix="compare-") as folder:
@@ -161,7 +172,7 @@ def _run(options: argparse.Namespace) -> None:
             _, applied = maintain.apply(loaded, options.source, Path(folder) / str(count), count=count)
             if not (applied.root / "csrc/flash_attn/src/fork_runtime.h").exists():
                 raise UsageError(f"kernel files include torch before {_FREE_OF_TORCH}; compare patches that come after it.")
-            told[count] = _compiled(applied, options, options.kernels, tools)
+            told[count] = compiled(applied, options.kernels, options.arch, options.jobs)
     before, after = told[first], told[last + 1]
     if not before.keys() == after.keys():
         raise CompileError("the two builds have other kernel files; nothing can be compared.")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts import kernels, maintain, matrix, series, toolchain
-from scripts.architectures import machine_code
+from scripts import compare, kernels, maintain, matrix, series, toolchain
 from scripts.upstream import Source
 
 if TYPE_CHECKING:
@@ -23,14 +21,9 @@ pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
 KERNELS = ("hdim32,fp16,causal", "hdim32,fp16,fwd,full")  # windows are not causal
 BEFORE = "Leave out kernels that no GPU of the build would run"  # the first patch that takes kernels away
-# Where a kernel's flags, the last eight parameters of its template, say that a call is rare.
-RARE = {"flash_fwd_kernel": (0, 2, 3, 6), "flash_fwd_splitkv_kernel": (1, 2, 5), "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel": (0, 2, 3, 6)}
+RARE = {"dropout", "local", "alibi", "softcap"}
 FILES = ["fwd_hdim32_fp16", "fwd_hdim32_fp16_causal", "split_hdim32_fp16_causal", "bwd_hdim32_fp16_causal"]
-Code = dict[str, dict[str, bytes]]  # by file and kernel
-
-
-def flags(name: str) -> list[bool]:
-    return [flag == "1" for flag in re.findall(r"Lb([01])E", name)[-8:]]
+Code = Mapping[str, Mapping[str, compare.Code]]  # by file and kernel
 
 
 def tile(name: str) -> str:
@@ -38,23 +31,17 @@ def tile(name: str) -> str:
     return name.partition("cutlass")[0].partition("traitsI")[2]
 
 
-def is_main(name: str) -> bool:
-    return any(f"{len(kernel)}{kernel}" in name for kernel in RARE)
-
-
 def is_rare(name: str) -> bool:
-    """Whether it serves calls with a window, slopes, a softcap or dropout, or with a mask or a bias."""
-    places = next((places for kernel, places in RARE.items() if f"{len(kernel)}{kernel}" in name), ())
-    return "WithScores" in name or any(flags(name)[place] for place in places)
+    """Whether it serves calls with a window, slopes, a softcap, dropout, a mask or a bias; or, of a cache, new keys or an uneven head dim."""
+    flags = compare.flags(name)
+    if flags is None:  # kernels that combine splits are for an even head dim, or for any
+        return "32flash_fwd_splitkv_combine_kernel" in name and "Lb1EEE" in name
+    cache = "24flash_fwd_splitkv_kernel" in name and ("append" in flags or "even_K" not in flags)
+    return cache or "WithScores" in name or not RARE.isdisjoint(flags)
 
 
 def compiled(applied: Tree) -> Code:
-    tools = toolchain.assemble(maintain.load().default(), None, maintain.BUILD, cache=True)
-    flavour = replace(kernels.FORK, code=tuple(kernels.gencode(("90",), {})))  # not packed
-    wanted = tuple(k for words in KERNELS for k in matrix.parse_kernels(words))
-    plan = kernels.Plan(applied, tools, wanted, ("90",), maintain.BUILD, flavour)
-    objects = {path.stem: path for path in kernels.compile_units(plan, kernels.kernel_units(plan), None).objects}
-    return {k.name: machine_code(objects[k.name])["90"] for k in plan.kernels}
+    return compare.compiled(applied, tuple(k for words in KERNELS for k in matrix.parse_kernels(words)), "90")
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +57,16 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
 @pytest.mark.parametrize("file", FILES)
 def test_kernels_of_common_calls_are_byte_for_byte_what_they_were(code: tuple[Code, Code], file: str) -> None:
     ours, before = (half[file] for half in code)
-    idle = {tile(name) for name in ours if file.startswith("bwd") and is_rare(name) and flags(name)[0]}  # dropout's alone
-    common = {name: text for name, text in before.items() if not is_rare(name) and not (is_main(name) and tile(name) in idle)}
+    idle = {tile(name) for name in ours if file.startswith("bwd") and "dropout" in (compare.flags(name) or ())}  # dropout's alone
+    common = [name for name in before if not is_rare(name) and not (compare.flags(name) is not None and tile(name) in idle)]
     assert len(common) >= 3
-    assert [name for name, text in common.items() if ours.get(name) != text] == []
+    assert [name for name in common if name not in ours or ours[name].text != before[name].text] == []
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_kernels_of_rare_calls_are_fewer(code: tuple[Code, Code], file: str) -> None:
     ours, before = ({name for name in half[file] if is_rare(name)} for half in code)
-    assert ours < before
+    assert {name for name in ours - before if "WithScores" not in name} == set()
     assert len(ours) <= 0.75 * len(before)
 
 
@@ -89,8 +76,9 @@ def test_each_tile_size_of_the_backward_pass_is_for_dropout_or_for_none(code: tu
     for half in code:
         dropout: dict[str, set[bool]] = defaultdict(set)
         for name in half["bwd_hdim32_fp16_causal"]:
-            if is_main(name) and "WithScores" not in name:
-                dropout[tile(name)].add(flags(name)[0])
+            flags = compare.flags(name)
+            if flags is not None and "WithScores" not in name:
+                dropout[tile(name)].add("dropout" in flags)
         found.append(sorted(dropout.values(), key=sorted))
     assert found == [[{False}, {True}], [{False, True}, {False, True}]]
 
