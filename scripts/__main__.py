@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import architectures, bench, build, compare, console, emulator, maintain, verify, wheel
+from scripts import architectures, bench, build, compare, console, emulator, files, maintain, upstream, verify, wheel
 from scripts.errors import BuildError
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     audit = commands.add_parser("audit", help="check which libraries wheels need", description="Check that wheels need no library that users lack.")
     audit.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+")
     audit.set_defaults(run=_audit, interrupted="interrupted.")
+    check.add_argument(
+        "--write-upstream-tests", metavar="FILE", type=Path, help="write upstream's own tests there, for a GPU host without a network, and stop"
+    )
     check.set_defaults(run=_verify, interrupted="interrupted; no proof was written.")
     maintain.add_commands(commands)
     return parser
@@ -48,12 +51,17 @@ def _audit(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> None:
+    if options.write_upstream_tests is not None:
+        content = maintain.find(maintain.load(), upstream.Source.AUTO).read(verify.UPSTREAM_TESTS)
+        files.write(options.write_upstream_tests, content.decode("utf-8"))
+        console.done(f"{options.write_upstream_tests} written.")
+        return
     waiting: BuildError | None = None
     for path in options.wheels or verify.wheels_in(ROOT / "dist"):
         try:
-            where = verify.check_series(verify.facts_of(path), ROOT, maintain.cache())
-            console.note(f"{path.name}: its series is that of {where}")
-            verify.verify(path, ROOT / "tests/wheel", ROOT / "build", options.pytest)
+            origin = verify.check_series(verify.facts_of(path), ROOT, maintain.cache())
+            console.note(f"{path.name}: its series is that of {origin.where}")
+            verify.verify(path, origin.checkout, ROOT / "tests/wheel", ROOT / "build", options.pytest)
         except BuildError as e:
             console.error(str(e))
             # A failure outweighs a wheel that could not be proved.

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import build, console, kernels, maintain, toolchain
+from scripts import build, console, files, kernels, maintain, toolchain, upstream, verify
 from scripts.errors import CompileError, ToolchainError, VerifyError
 from scripts.process import run
 
@@ -119,10 +119,16 @@ def _run(options: argparse.Namespace) -> None:
     target = loaded.default()
     python = toolchain.check_python(target, options.python)
     _, applied = maintain.apply(loaded, options.source)
+    own = maintain.BUILD / "emulator" / Path(verify.UPSTREAM_TESTS).name
+    own.parent.mkdir(parents=True, exist_ok=True)
+    files.write(
+        own, upstream.find(loaded.upstream, maintain.ROOT / "upstream", maintain.cache(), options.source).read(verify.UPSTREAM_TESTS).decode("utf-8")
+    )
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, maintain.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.jobs)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*folders, maintain.ROOT / "tests/wheel"]))}
+    path = os.pathsep.join(map(str, [*folders, maintain.ROOT / "tests/wheel"]))
+    env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own)}
     command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
     console.step("Emulating")
     status = subprocess.run([*command, *options.pytest], env=env, check=False).returncode

@@ -57,6 +57,7 @@ class Checkout:
     source: Source
     why: str
     extract: Callable[[Path], None]
+    read: Callable[[str], bytes]  # a file of upstream's repository, whether a build needs it or not
 
 
 def is_wanted(path: PurePosixPath, packages: frozenset[PurePosixPath] | None = None) -> bool:
@@ -228,18 +229,27 @@ def _extract_sdist(archive: Path, target: Path) -> None:
             tar.extract(member, target, filter="data")
 
 
+def _read_sdist(archive: Path, name: str) -> bytes:
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.name.partition("/")[2] == name and (content := tar.extractfile(member)) is not None:
+                return content.read()
+    raise UpstreamError(f"{archive.name} has no {name}.")
+
+
 # --- either ---
 
 
 def from_git(folder: Path, why: str, commit: str, cutlass: str) -> Checkout:
     """The files of a commit of the submodule, with the cutlass headers of another."""
-    return Checkout(Source.GIT, why, lambda target: _extract_git(folder, target, commit, cutlass))
+    repository = Repository(folder, UpstreamError)
+    return Checkout(Source.GIT, why, lambda target: _extract_git(folder, target, commit, cutlass), lambda name: repository.read(f"{commit}:{name}"))
 
 
 def from_sdist(pin: Upstream, cache: Path, why: str) -> Checkout:
     """The files of a release's sdist."""
     archive = sdist(pin, cache)
-    return Checkout(Source.SDIST, why, lambda target: _extract_sdist(archive, target))
+    return Checkout(Source.SDIST, why, lambda target: _extract_sdist(archive, target), lambda name: _read_sdist(archive, name))
 
 
 def find(pin: Upstream, folder: Path, cache: Path, source: Source = Source.AUTO) -> Checkout:

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from scripts import console, matrix, series, tree, upstream
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _NOT_VERIFIED = 3  # tests/wheel/conftest.py exits with it when the GPU half did not run
 _PYTEST = "pytest>=8.4"
+UPSTREAM_TESTS = "tests/test_flash_attn.py"
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,21 @@ def facts_of(path: Path) -> Facts:
         raise WheelError(f"{path}: flash_attn/_fork.json says nothing of torch; build the wheel again.") from e
 
 
-def check_series(facts: Facts, root: Path, cache: Path) -> str:
+@dataclass(frozen=True)
+class Origin:
+    """Which state of the repository a wheel was built from, and the release that it pinned."""
+
+    where: str
+    checkout: upstream.Checkout
+
+
+def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
     """Whether this repository, as it is or at one of its commits, gives the series that a wheel says it was built from.
 
     Args:
         facts: the wheel's.
         root: the repository.
         cache: where sdists are kept.
-
-    Returns:
-        Which state of the repository it was.
 
     Raises:
         VerifyError: none gives that digest.
@@ -92,10 +98,11 @@ def check_series(facts: Facts, root: Path, cache: Path) -> str:
                 (aside / name).write_bytes(content)
             (aside / "wheel_matrix.toml").write_bytes(matrix_text)
             pin = matrix.load(aside / "wheel_matrix.toml").upstream
-            made = tree.base_of(pin, upstream.find(pin, root / "upstream", cache))
+            checkout = upstream.find(pin, root / "upstream", cache)
+            made = tree.base_of(pin, checkout)
             patches = tuple(series.parse_patch(aside / name) for name, _ in files)
             if (made, series.Series(aside, patches).digest(made)) == (base, digest):
-                return where
+                return Origin(where, checkout)
     raise VerifyError(
         f"{facts.path.name}: no state of this repository gives its series (digest {digest[:16]}…): built from patches that were never "
         "committed here, or from another fork. Build it again from this repository."
@@ -147,11 +154,12 @@ def installed(facts: Facts, root: Path, logs: Path) -> Path:
     return python
 
 
-def verify(path: Path, suite: Path, build: Path, extra: list[str]) -> dict[str, Any]:
+def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, extra: list[str]) -> dict[str, Any]:
     """Prove one wheel and leave the proof beside it.
 
     Args:
         path: the wheel.
+        checkout: its release, for upstream's own tests.
         suite: ``tests/wheel``.
         build: for environments and logs.
         extra: more arguments for pytest; with any, no proof is kept, for it is not of the whole suite.
@@ -173,9 +181,12 @@ def verify(path: Path, suite: Path, build: Path, extra: list[str]) -> dict[str, 
         python = installed(facts, root / "venv", build / "logs")
         # A copy, so that neither this repository's configuration nor its modules reach the suite.
         shutil.copytree(suite, root / "suite", ignore=shutil.ignore_patterns("__pycache__"))
+        own = root / "upstream" / PurePosixPath(UPSTREAM_TESTS).name
+        own.parent.mkdir()
+        own.write_bytes(checkout.read(UPSTREAM_TESTS))
         proof = root / "proof.json"
         command = [python, "-m", "pytest", root / "suite", "-c", os.devnull, f"--rootdir={root / 'suite'}", "-q", "-p", "no:cacheprovider"]
-        command += [f"--proof={proof}", f"--wheel={path.resolve()}", *extra]
+        command += [f"--proof={proof}", f"--wheel={path.resolve()}", f"--upstream={own}", *extra]
         status = subprocess.run([str(c) for c in command], cwd=root, env={**os.environ, "PYTHONPATH": ""}, check=False).returncode
         if not proof.is_file():
             raise VerifyError(f"{path.name}: the suite did not start: pytest exited with {status}; its output is above.")
@@ -205,6 +216,8 @@ def _report(proof: dict[str, Any]) -> None:
     console.note(f"GPU {gpu['name']} (sm_{gpu['compute_capability'].replace('.', '')}), driver {gpu['driver']}" if gpu else "no GPU")
     console.note(f"torch {proof['torch']}, Python {proof['python']}")
     console.note(", ".join(f"{count} {outcome}" for outcome, count in proof["counts"].items()))
+    for mode, counts in proof.get("upstream", {}).get("counts", {}).items():
+        console.note(f"upstream's own cases, mode {mode}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     must = [c for c in proof["controls"] if c["must_differ"]]
     if must:
         console.note(f"negative controls: {sum(c['differs'] for c in must)} of {len(must)} differ with the mode off")

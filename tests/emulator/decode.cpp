@@ -476,6 +476,8 @@ OPERATION(Same, a)
 OPERATION(Not, decltype(a)(~a))
 OPERATION(Negate, decltype(a)(0 - a))
 OPERATION(NegateReal, -a)
+OPERATION(NegateHalf, a ^ 0x8000)
+OPERATION(NegateHalves, a ^ 0x80008000)
 OPERATION(Abs, std::abs(a))
 OPERATION(Exp2, std::exp2(a))
 OPERATION(Log2, std::log2(a))
@@ -1335,7 +1337,9 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
     } else if (name == "rem") {
         two(integer2<Remainder>(t, 1), t, t, t);
     } else if (name == "neg") {
-        one(t == Type::f32 ? unary<float, float, NegateReal> : bytes(t) == 8 ? unary<uint64_t, uint64_t, Negate> : unary<uint32_t, uint32_t, Negate>, t, t);
+        one(t == Type::f32 ? unary<float, float, NegateReal> : t == Type::f64 ? unary<double, double, NegateReal>
+            : t == Type::f16 || t == Type::bf16 ? unary<uint32_t, uint32_t, NegateHalf>
+            : t == Type::f16x2 || t == Type::bf16x2 ? unary<uint32_t, uint32_t, NegateHalves> : bytes(t) == 8 ? unary<uint64_t, uint64_t, Negate> : unary<uint32_t, uint32_t, Negate>, t, t);
     } else if (name == "abs") {
         one(t == Type::f32 ? unary<float, float, Abs> : t == Type::s32 ? unary<int32_t, int32_t, Abs> : nullptr, t, t);
     } else if (t == Type::f32) {

@@ -70,7 +70,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def checkout_of(files: dict[str, str]) -> Checkout:
     """An upstream of these files."""
-    return Checkout(Source.SDIST, "a fixture", lambda target: write_files(target, files))
+    return Checkout(Source.SDIST, "a fixture", lambda target: write_files(target, files), lambda name: files[name].encode())
 
 
 WHY = "Because a test needs a patch of this kind and nothing else does."

@@ -24,7 +24,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     served = PackageIndex("".join(f'<a href="/files/{name}{anchor}">{name}</a>' for name, anchor in names))
     monkeypatch.setattr(upstream.PipConfig, "read", classmethod(lambda cls: served.config))
     # Fetching is test_upstream's matter.
-    monkeypatch.setattr(upstream, "from_sdist", lambda pin, cache, why: upstream.Checkout(Source.SDIST, why, lambda target: None))
+    monkeypatch.setattr(upstream, "from_sdist", lambda pin, cache, why: upstream.Checkout(Source.SDIST, why, lambda target: None, lambda name: b""))
     yield
     served.close()
 

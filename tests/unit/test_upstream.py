@@ -184,10 +184,20 @@ def test_no_index_takes_the_links(tmp_path: Path) -> None:
 def test_a_tree_without_cutlass_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:
     content = tmp_path / "sdist.tar.gz"
     content.write_bytes(archive({"setup.py": "", "csrc/flash_attn/a.cu": ""}))
-    checkout = upstream.Checkout(upstream.Source.SDIST, "", lambda target: upstream._extract_sdist(content, target))
+    checkout = upstream.Checkout(
+        upstream.Source.SDIST, "", lambda target: upstream._extract_sdist(content, target), lambda name: upstream._read_sdist(content, name)
+    )
     with pytest.raises(UpstreamError, match="cutlass"):
         upstream.materialise(checkout, tmp_path / "tree")
     assert [p.name for p in tmp_path.iterdir()] == ["sdist.tar.gz"]
+
+
+def test_a_file_that_no_build_needs_can_be_read(tmp_path: Path) -> None:
+    content = tmp_path / "flash_attn-1.tar.gz"
+    content.write_bytes(archive({"setup.py": "", "tests/test_flash_attn.py": "def test(): pass\n"}))
+    assert upstream._read_sdist(content, "tests/test_flash_attn.py") == b"def test(): pass\n"
+    with pytest.raises(UpstreamError, match=r"flash_attn-1.tar.gz has no tests/other.py."):
+        upstream._read_sdist(content, "tests/other.py")
 
 
 def test_only_what_a_build_needs_is_taken() -> None:

@@ -49,14 +49,14 @@ def facts(root: Path, tmp_path: Path) -> verify.Facts:
 
 
 def test_a_wheel_of_the_series_here_is_known(repository: Path, tmp_path: Path) -> None:
-    assert verify.check_series(facts(repository, tmp_path), repository, tmp_path) == "this checkout"
+    assert verify.check_series(facts(repository, tmp_path), repository, tmp_path).where == "this checkout"
 
 
 def test_a_wheel_of_an_earlier_commit_is_known_by_it(repository: Path, tmp_path: Path, make_series: Make) -> None:
     old, first = facts(repository, tmp_path), git(repository, "rev-parse", "HEAD")
     make_series(EDIT, MORE, folder=repository)
     commit(repository)
-    assert verify.check_series(old, repository, tmp_path) == f"commit {first[:12]}"
+    assert verify.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
 
 
 @pytest.mark.parametrize("lie", ["digest", "base", "patch"])

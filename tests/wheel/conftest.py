@@ -28,6 +28,8 @@ PROOF_FORMAT = 1
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--proof", metavar="FILE", default=None, help="write the results here, as JSON")
     parser.addoption("--wheel", metavar="FILE", default=None, help="the wheel that is installed, for its sha256 in the proof")
+    parser.addoption("--upstream", metavar="FILE", default=None, help="tests/test_flash_attn.py of upstream's release, to run cases of")
+    parser.addoption("--upstream-cases", metavar="N", type=int, default=None, help="how many of each of its tests (default: 40)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +44,7 @@ class Ledger:
     def __init__(self) -> None:
         self.cases: dict[str, dict[str, Any]] = {}
         self.controls: list[dict[str, Any]] = []
+        self.entries: dict[str, Any] = {}
 
     def control_failed(self) -> bool:
         ran = [c for c in self.controls if c["must_differ"]]
@@ -78,6 +81,12 @@ def control(request: pytest.FixtureRequest) -> Any:
         ledger.controls.append({"case": request.node.nodeid, "differs": differs, "must_differ": must_differ})
 
     return record
+
+
+@pytest.fixture
+def entry(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Entries of the proof beside those of every case."""
+    return request.config.stash[LEDGER].entries
 
 
 @pytest.hookimpl(wrapper=True)
@@ -147,6 +156,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         "python": platform.python_version(),
         "controls": ledger.controls,
         "cases": ledger.cases,
+        **ledger.entries,
     }
     aside = Path(f"{target}.part")
     aside.write_text(json.dumps(proof, indent=1) + "\n", encoding="utf-8")
@@ -161,6 +171,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"negative controls: {differing} of {len(must)} differ with the mode off")
         if ledger.control_failed():
             terminalreporter.write_line("NO NEGATIVE CONTROL DIFFERED: these cases show nothing", red=True)
-    not_run = sum(case["outcome"] == "not run" for case in ledger.cases.values())
-    if not_run:
-        terminalreporter.write_line(f"NOT VERIFIED: {not_run} GPU cases not run, no CUDA device", yellow=True)
+    not_run = Counter(case["reason"] for case in ledger.cases.values() if case["outcome"] == "not run")
+    for reason, count in not_run.items():
+        terminalreporter.write_line(f"NOT VERIFIED: {count} GPU cases {reason.replace('not run: ', 'not run, ')}", yellow=True)

@@ -1,0 +1,50 @@
+"""Some of upstream's own tests, on emulated kernels."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import upstream_cases
+from harness import KERNELS
+
+CASES, LONGEST = 2, 260  # of each of upstream's tests, and of their sequences
+TESTS = Path(os.environ["FORK_UPSTREAM_TESTS"])
+# What upstream's file needs of a GPU.
+STAND_INS = """
+from types import SimpleNamespace
+import flash_attn.layers.rotary as rotary
+import torch
+import conftest  # of tests/emulator: the operators on CPU tensors
+
+def turned(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None):
+    starts = seqlen_offsets if isinstance(seqlen_offsets, torch.Tensor) else [seqlen_offsets] * len(x)
+    own = [rotary.apply_rotary_emb_torch(row[None].float(), *(t[start : start + len(row)].float() for t in (cos, sin)), interleaved) for row, start in zip(x, starts)]
+    return torch.cat(own).to(x.dtype)
+
+rotary.apply_rotary_emb = turned
+torch.cuda.get_device_capability = lambda *device: (9, 0)
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=2**36)
+"""
+
+
+def on_cpu(file: Path, folder: Path) -> Path:
+    """Upstream's file with CPU tensors, which the emulator takes for a GPU's."""
+    target = folder / file.name
+    text = STAND_INS + file.read_text(encoding="utf-8").replace('"cuda"', '"cpu"')
+    target.write_text(text + "\ndel test_flash_attn_race_condition  # 250 runs of each case\n", encoding="utf-8")
+    return target
+
+
+def test_upstreams_cases_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    if all(upstream_cases.needed(dim, dtype) - KERNELS for dim in upstream_cases.DIMS for dtype in ("fp16", "bf16")):
+        pytest.skip("built without some of the kernels (--kernels)")
+    found = upstream_cases.run(on_cpu(TESTS, tmp_path), upstream_cases.Choice(CASES, KERNELS, LONGEST), tmp_path)
+    counts = upstream_cases.counts(found)
+    assert {case: of_case for case, of_case in found.items() if any(outcome.startswith("failed") for outcome in of_case.values())} == {}
+    assert counts["off"] == counts["on"]
+    assert counts["off"]["passed"] >= 10
+    assert len({case.partition("[")[0] for case in found}) >= 5  # not every test has cases of each head dim and dtype

@@ -1,0 +1,165 @@
+"""Upstream's own ``tests/test_flash_attn.py`` on an installed flash_attn: what of it is run, and a pytest plugin that does.
+
+Upstream's file has a third of a million cases, hours of them. Of each of its tests as many as asked for are drawn, the
+same in every run, from those whose kernels the wheel has. Each runs with the mode off and on. Nothing else is left out:
+what upstream skips is counted with its reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import flash_attn
+import pytest
+
+DIMS = (32, 64, 96, 128, 192, 256)
+TRIES = 1000  # draws for each case wanted, before a test counts as having no more that fit
+
+Outcomes = dict[str, dict[str, str]]  # by case and mode: "passed", or "failed: …", "skipped: …" and why
+
+
+def spell(parameters: dict[str, Any]) -> str:
+    """The name of a case."""
+    return "-".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in sorted(parameters.items()))
+
+
+def needed(dim: int, dtype: str) -> set[str]:
+    """Kernels of all passes: a case may call any of them."""
+    return {f"{p}_hdim{dim}_{dtype}{suffix}" for p in ("fwd", "split", "bwd") for suffix in ("", "_causal")}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which cases: ``count`` of each test, of those that need ``kernels`` alone and have no sequence over ``longest``."""
+
+    count: int
+    kernels: frozenset[str]
+    longest: int = sys.maxsize
+
+    def fits(self, parameters: dict[str, Any]) -> bool:
+        """Whether a case may be drawn."""
+        kernels = needed(next(dim for dim in DIMS if parameters["d"] <= dim), "bf16" if "bfloat16" in str(parameters["dtype"]) else "fp16")
+        lengths = [value for name, value in parameters.items() if name.startswith("seqlen") and not isinstance(value, bool)]
+        return kernels <= self.kernels and max(lengths, default=0) <= self.longest
+
+    def draw(self, name: str, axes: list[tuple[tuple[str, ...], list[Any]]]) -> list[dict[str, Any]]:
+        """Cases of a test: combinations of its axes, each names of parameters and their values."""
+        total = math.prod(len(values) for _, values in axes)
+        numbers = random.Random(name).sample(range(total), min(total, self.count * TRIES))  # noqa: S311 - not for secrets
+        every = (_combination(axes, number) for number in numbers)
+        return list(itertools.islice(filter(self.fits, every), self.count))
+
+
+def _combination(axes: list[tuple[tuple[str, ...], list[Any]]], number: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for names, values in axes:
+        number, place = divmod(number, len(values))
+        value = values[place]
+        found.update(zip(names, value if len(names) > 1 else (value,), strict=True))
+    return found
+
+
+def _axis(mark: pytest.Mark) -> tuple[tuple[str, ...], list[Any]]:
+    names, values = mark.args
+    return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names), list(values)
+
+
+class Plugin:
+    """Draws the cases of the file that pytest collects, runs each in every mode, and keeps what came of it."""
+
+    def __init__(self, choice: Choice, target: Path) -> None:
+        self.choice = choice
+        self.target = target
+        self.outcomes: Outcomes = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(self, name: str, obj: object) -> list[pytest.Item] | None:
+        marks = [mark for mark in getattr(obj, "pytestmark", ()) if mark.name == "parametrize"]
+        if not (inspect.isfunction(obj) and name.startswith("test") and marks):
+            return None
+        cases = self.choice.draw(name, [_axis(mark) for mark in marks])
+        if not cases:
+            return []
+        names = sorted(cases[0])
+        drawn = pytest.mark.parametrize(names, [tuple(case[n] for n in names) for case in cases], ids=[spell(case) for case in cases])
+        obj.pytestmark = [mark for mark in obj.pytestmark if mark.name != "parametrize"] + [drawn.mark]  # type: ignore[attr-defined]
+        return None
+
+    @pytest.fixture(autouse=True, params=["off", "on"])
+    def fork_mode(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        with flash_attn.deterministic_mode(enabled=request.param == "on"):
+            yield
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Function) -> Iterator[Any]:
+        report = yield
+        parameters = dict(item.callspec.params)
+        mode = parameters.pop("fork_mode")
+        of_case = self.outcomes.setdefault(f"{item.originalname}[{spell(parameters)}]", {})
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            of_case[mode] = f"skipped: {reason.removeprefix('Skipped: ')}"
+        elif report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            of_case[mode] = f"failed: {(crash.message if crash else report.longreprtext)[:500]}"
+        elif report.when == "call":
+            of_case[mode] = "passed"
+        return report
+
+    def pytest_sessionfinish(self) -> None:
+        aside = self.target.with_suffix(".part")
+        aside.write_text(json.dumps(self.outcomes), encoding="utf-8")
+        aside.replace(self.target)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of the process that :func:`run` starts."""
+    told = json.loads(os.environ["FORK_UPSTREAM_CASES"])
+    choice = Choice(told["count"], frozenset(told["kernels"]), told["longest"])
+    config.pluginmanager.register(Plugin(choice, Path(told["target"])), "fork-upstream-cases")
+
+
+def run(file: Path, choice: Choice, folder: Path) -> Outcomes:
+    """Run cases of a test file in a process of their own.
+
+    Args:
+        file: upstream's ``tests/test_flash_attn.py``.
+        choice: which cases.
+        folder: for what the process leaves behind.
+
+    Raises:
+        RuntimeError: the process came to no end of its own, or ran nothing.
+    """
+    target = folder / "outcomes.json"
+    told = {"count": choice.count, "kernels": sorted(choice.kernels), "longest": choice.longest, "target": str(target)}
+    path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parent)]
+    env = {**os.environ, "FORK_UPSTREAM_CASES": json.dumps(told), "PYTHONPATH": os.pathsep.join(path)}
+    command = [sys.executable, "-m", "pytest", str(file), "-p", "upstream_cases", "-c", os.devnull, f"--rootdir={file.parent}"]
+    command += ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:warnings"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or not target.is_file():
+        raise RuntimeError(f"pytest exited with {done.returncode} on {file.name}:\n{(done.stdout + done.stderr)[-3000:]}")
+    outcomes: Outcomes = json.loads(target.read_text(encoding="utf-8"))
+    target.unlink()
+    return outcomes
+
+
+def counts(outcomes: Outcomes) -> dict[str, dict[str, int]]:
+    """By mode: how many passed, failed, and were skipped for each of upstream's reasons."""
+    found: dict[str, Counter[str]] = {}
+    for of_case in outcomes.values():
+        for mode, outcome in of_case.items():
+            found.setdefault(mode, Counter())["failed" if outcome.startswith("failed") else outcome] += 1
+    return {mode: dict(sorted(of_mode.items())) for mode, of_mode in found.items()}
