@@ -142,9 +142,9 @@ def run(file: Path, choice: Choice, folder: Path) -> Outcomes:
     Raises:
         RuntimeError: the process came to no end of its own, or ran nothing.
     """
-    target = folder / "outcomes.json"
+    file, target = file.resolve(), folder.resolve() / "outcomes.json"  # the process runs elsewhere
     told = {"count": choice.count, "kernels": sorted(choice.kernels), "longest": choice.longest, "target": str(target)}
-    path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parent)]
+    path = [str(Path(part).resolve()) for part in (*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), Path(__file__).parent)]
     env = {**os.environ, "FORK_UPSTREAM_CASES": json.dumps(told), "PYTHONPATH": os.pathsep.join(path)}
     command = [sys.executable, "-m", "pytest", str(file), "-p", "upstream_cases", "-c", os.devnull, f"--rootdir={file.parent}"]
     command += ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:warnings"]
