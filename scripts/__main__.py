@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import architectures, bench, build, compare, console, emulator, files, maintain, upstream, verify, wheel
+from scripts import architectures, bench, build, compare, console, emulator, maintain, upstream, verify, wheel
 from scripts.errors import BuildError
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def _audit(options: argparse.Namespace) -> None:
 
 def _verify(options: argparse.Namespace) -> None:
     if options.write_upstream_tests is not None:
-        content = maintain.find(maintain.load(), upstream.Source.AUTO).read(verify.UPSTREAM_TESTS)
-        files.write(options.write_upstream_tests, content.decode("utf-8"))
+        verify.write_upstream_tests(maintain.find(maintain.load(), upstream.Source.AUTO), options.write_upstream_tests)
         console.done(f"{options.write_upstream_tests} written.")
         return
     waiting: BuildError | None = None

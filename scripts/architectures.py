@@ -31,8 +31,8 @@ _FATBIN_MAGIC = 0xBA55ED50
 _MACHINE_CODE = 2
 
 
-def cubins(item: Path) -> Iterator[tuple[str, bytes]]:
-    """Compute capability and ELF file of each piece of machine code in an object, which must not be compressed."""
+def _pieces(item: Path) -> Iterator[tuple[str, bytes]]:
+    """Compute capability and content of each piece of machine code in an object."""
     with item.open("rb") as stream:
         section = ELFFile(stream).get_section_by_name(".nv_fatbin")
         if section is None:
@@ -54,14 +54,28 @@ def cubins(item: Path) -> Iterator[tuple[str, bytes]]:
         at = end
 
 
+def cubins(item: Path) -> Iterator[tuple[str, ELFFile]]:
+    """Compute capability and ELF file of each piece of machine code in an object.
+
+    Raises:
+        CompileError: the object has none, or it is compressed.
+    """
+    for architecture, cubin in _pieces(item):
+        if cubin[:4] != b"\x7fELF":
+            raise CompileError(f"the machine code for sm_{architecture} in {item} is compressed.")
+        yield architecture, ELFFile(io.BytesIO(cubin))
+
+
+def texts(cubin: ELFFile) -> dict[str, bytes]:
+    """The section ``.text`` of each kernel."""
+    return {s.name.removeprefix(".text."): s.data() for s in cubin.iter_sections() if s.name.startswith(".text.")}
+
+
 def machine_code(item: Path) -> dict[str, dict[str, bytes]]:
     """By compute capability and kernel: the section ``.text`` of each in an object."""
     found: dict[str, dict[str, bytes]] = {}
     for architecture, cubin in cubins(item):
-        if cubin[:4] != b"\x7fELF":
-            raise CompileError(f"the machine code for sm_{architecture} in {item} is compressed.")
-        sections = ELFFile(io.BytesIO(cubin)).iter_sections()
-        found.setdefault(architecture, {}).update({s.name.removeprefix(".text."): s.data() for s in sections if s.name.startswith(".text.")})
+        found.setdefault(architecture, {}).update(texts(cubin))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 import tempfile
@@ -10,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 from rich.table import Table
 
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
     from typing import Any
+
+    from elftools.elf.elffile import ELFFile
 
     from scripts.tree import Tree
 
@@ -81,12 +81,8 @@ def read(item: Path, architecture: str) -> dict[str, Code]:
     for one, cubin in architectures.cubins(item):
         if one != architecture:
             continue
-        elf = ELFFile(io.BytesIO(cubin))
-        info = _info(elf)
-        for section in elf.iter_sections():
-            if not section.name.startswith(".text."):
-                continue
-            name, text = section.name.removeprefix(".text."), section.data()
+        info = _info(cubin)
+        for name, text in architectures.texts(cubin).items():
             local = {_LOAD: 0, _STORE: 0}
             for low, high in struct.iter_unpack("<QQ", text):
                 if low & _OPCODE in local:

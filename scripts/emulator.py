@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import build, console, files, kernels, maintain, toolchain, upstream, verify
+from scripts import build, console, kernels, maintain, toolchain, upstream, verify
 from scripts.errors import CompileError, ToolchainError, VerifyError
 from scripts.process import run
 
@@ -119,11 +119,9 @@ def _run(options: argparse.Namespace) -> None:
     target = loaded.default()
     python = toolchain.check_python(target, options.python)
     _, applied = maintain.apply(loaded, options.source)
-    own = maintain.BUILD / "emulator" / Path(verify.UPSTREAM_TESTS).name
+    own = maintain.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
     own.parent.mkdir(parents=True, exist_ok=True)
-    files.write(
-        own, upstream.find(loaded.upstream, maintain.ROOT / "upstream", maintain.cache(), options.source).read(verify.UPSTREAM_TESTS).decode("utf-8")
-    )
+    verify.write_upstream_tests(upstream.find(loaded.upstream, maintain.ROOT / "upstream", maintain.cache(), options.source), own)
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, maintain.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.jobs)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from scripts import console, matrix, series, tree, upstream
+from scripts import console, files, matrix, series, tree, upstream
 from scripts.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.git import Repository
 from scripts.process import run
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _NOT_VERIFIED = 3  # tests/wheel/conftest.py exits with it when the GPU half did not run
 _PYTEST = "pytest>=8.4"
-UPSTREAM_TESTS = "tests/test_flash_attn.py"
+UPSTREAM_TESTS = PurePosixPath("tests/test_flash_attn.py")
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,11 @@ def installed(facts: Facts, root: Path, logs: Path) -> Path:
     return python
 
 
+def write_upstream_tests(checkout: upstream.Checkout, path: Path) -> None:
+    """A release's own tests, which ``tests/wheel`` runs a part of, as a file."""
+    files.write(path, checkout.read(str(UPSTREAM_TESTS)).decode("utf-8"))
+
+
 def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, extra: list[str]) -> dict[str, Any]:
     """Prove one wheel and leave the proof beside it.
 
@@ -181,9 +186,9 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         python = installed(facts, root / "venv", build / "logs")
         # A copy, so that neither this repository's configuration nor its modules reach the suite.
         shutil.copytree(suite, root / "suite", ignore=shutil.ignore_patterns("__pycache__"))
-        own = root / "upstream" / PurePosixPath(UPSTREAM_TESTS).name
+        own = root / "upstream" / UPSTREAM_TESTS.name
         own.parent.mkdir()
-        own.write_bytes(checkout.read(UPSTREAM_TESTS))
+        write_upstream_tests(checkout, own)
         proof = root / "proof.json"
         command = [python, "-m", "pytest", root / "suite", "-c", os.devnull, f"--rootdir={root / 'suite'}", "-q", "-p", "no:cacheprovider"]
         command += [f"--proof={proof}", f"--wheel={path.resolve()}", f"--upstream={own}", *extra]

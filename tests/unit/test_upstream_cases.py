@@ -32,6 +32,7 @@ def cases() -> ModuleType:
     """The module, with a flash_attn that it does not use."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+        patch.syspath_prepend(str(SUITE))
         spec = importlib.util.spec_from_file_location("upstream_cases", SUITE / "upstream_cases.py")
         assert spec is not None
         assert spec.loader is not None

@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--proof", metavar="FILE", default=None, help="write the results here, as JSON")
     parser.addoption("--wheel", metavar="FILE", default=None, help="the wheel that is installed, for its sha256 in the proof")
     parser.addoption("--upstream", metavar="FILE", default=None, help="tests/test_flash_attn.py of upstream's release, to run cases of")
-    parser.addoption("--upstream-cases", metavar="N", type=int, default=None, help="how many of each of its tests (default: 40)")
+    parser.addoption("--upstream-cases", metavar="N", type=int, default=40, help="how many of each of its tests (default: 40)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

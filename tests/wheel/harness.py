@@ -11,6 +11,7 @@ from typing import Any
 
 import flash_attn
 import flash_attn_2_cuda
+import kernel_names
 import pytest
 import torch
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
@@ -104,9 +105,7 @@ class Config:
 
     def lacks(self, *passes: str) -> list[str]:
         """Kernels that this wheel lacks for causal calls and for the single rows of them."""
-        dim = next(d for d in (32, 64, 96, 128, 192, 256) if self.head_dim <= d)
-        suffixes = ["", "_causal"] if self.causal else [""]
-        missing = sorted({f"{p}_hdim{dim}_{self.dtype}{s}" for p in passes for s in suffixes} - KERNELS)
+        missing = sorted(kernel_names.needed(self.head_dim, self.dtype, passes, kernel_names.SUFFIXES if self.causal else [""]) - KERNELS)
         return missing + ["attn_mask and attn_bias"] * ((self.mask or bool(self.bias)) and not flash_attn_2_cuda.has_attn_bias)
 
     def need(self, *passes: str) -> None:

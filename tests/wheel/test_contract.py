@@ -21,6 +21,7 @@ import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
 from harness import Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, seed_of, varlen
+from kernel_names import DIMS
 
 pytestmark = pytest.mark.gpu
 
@@ -600,7 +601,7 @@ with flash_attn.deterministic_mode(split_size=512):
 
 
 def test_call_for_a_kernel_that_was_left_out_says_what_there_is() -> None:
-    missing = [d for d in (32, 64, 96, 128, 192, 256) if f"split_hdim{d}_fp16" not in flash_attn_2_cuda.kernel_set()]
+    missing = [d for d in DIMS if f"split_hdim{d}_fp16" not in flash_attn_2_cuda.kernel_set()]
     if not missing:
         pytest.skip("this wheel has every forward kernel")
     config = Config(head_dim=missing[0])

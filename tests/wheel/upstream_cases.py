@@ -23,8 +23,8 @@ from typing import Any
 
 import flash_attn
 import pytest
+from kernel_names import DIMS, needed
 
-DIMS = (32, 64, 96, 128, 192, 256)
 TRIES = 1000  # draws for each case wanted, before a test counts as having no more that fit
 
 Outcomes = dict[str, dict[str, str]]  # by case and mode: "passed", or "failed: …", "skipped: …" and why
@@ -35,9 +35,9 @@ def spell(parameters: dict[str, Any]) -> str:
     return "-".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in sorted(parameters.items()))
 
 
-def needed(dim: int, dtype: str) -> set[str]:
-    """Kernels of all passes: a case may call any of them."""
-    return {f"{p}_hdim{dim}_{dtype}{suffix}" for p in ("fwd", "split", "bwd") for suffix in ("", "_causal")}
+def any_whole(kernels: frozenset[str]) -> bool:
+    """Whether there are all passes of some head dim and dtype: a case may call any of them."""
+    return any(needed(dim, dtype) <= kernels for dim in DIMS for dtype in ("fp16", "bf16"))
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Choice:
 
     def fits(self, parameters: dict[str, Any]) -> bool:
         """Whether a case may be drawn."""
-        kernels = needed(next(dim for dim in DIMS if parameters["d"] <= dim), "bf16" if "bfloat16" in str(parameters["dtype"]) else "fp16")
+        kernels = needed(parameters["d"], "bf16" if "bfloat16" in str(parameters["dtype"]) else "fp16")
         lengths = [value for name, value in parameters.items() if name.startswith("seqlen") and not isinstance(value, bool)]
         return kernels <= self.kernels and max(lengths, default=0) <= self.longest
 
@@ -163,3 +163,8 @@ def counts(outcomes: Outcomes) -> dict[str, dict[str, int]]:
         for mode, outcome in of_case.items():
             found.setdefault(mode, Counter())["failed" if outcome.startswith("failed") else outcome] += 1
     return {mode: dict(sorted(of_mode.items())) for mode, of_mode in found.items()}
+
+
+def failures(outcomes: Outcomes) -> Outcomes:
+    """The cases that failed in a mode."""
+    return {case: of_case for case, of_case in outcomes.items() if any(outcome.startswith("failed") for outcome in of_case.values())}
