@@ -27,4 +27,5 @@ def test_building_is_measured_beside_upstream_s_setup_py() -> None:
     met = {line["what"]: line["met"] for line in told["figures"]}
     assert met["flash_api.cpp changed: kernel files compiled"]
     assert met["a further torch or Python, installed"]
+    assert met["nvcc, for masks and biases"]
     assert not (ROOT / "build/bench").exists()

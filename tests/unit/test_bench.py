@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import signal
 import subprocess
@@ -11,15 +12,14 @@ import psutil
 import pytest
 
 from scripts import bench
-from scripts.bench import Side, Spent
+from scripts.bench import Ours, Side, Spent
 
-OURS = Side(Spent(600, 320), Spent(30, 30), 1_000_000)
+OURS = Ours(Side(Spent(600, 320), Spent(30, 30), 1_000_000), Spent(500, 260), Spent(31, 33), Spent(1, 3), 0, 0.0)
 THEIRS = Side(Spent(1200, 700), Spent(40, 40), 4_000_000)
 
 
-def figures(**changed: object) -> dict[str, bench.Line]:
-    given = {"ours": OURS, "theirs": THEIRS, "further": Spent(31, 33), "again": Spent(1, 3), "recompiled": 0, "share": 0.0} | changed
-    return {line.what: line for line in bench.lines(**given)}
+def figures(theirs: Side = THEIRS, **changed: object) -> dict[str, bench.Line]:
+    return {line.what: line for line in bench.lines(dataclasses.replace(OURS, **changed), theirs)}
 
 
 def test_figures_are_ratios_to_upstream_of_the_same_files_and_of_a_matrix() -> None:
@@ -28,7 +28,12 @@ def test_figures_are_ratios_to_upstream_of_the_same_files_and_of_a_matrix() -> N
     matrix = found["nvcc, 16 wheels of one CUDA (and g++)"]
     assert (matrix.ours, matrix.upstream) == ("600 (and 480) CPU s", "19200 (and 640) CPU s")
     assert found["extension, deflated"].value == 0.25
+    assert found["nvcc, for masks and biases"].value == 1.2
     assert all(line.met for line in found.values())
+
+
+def test_kernels_without_masks_and_biases_are_not_held_against_themselves() -> None:
+    assert figures().keys() - figures(without_bias=None).keys() == {"nvcc, for masks and biases"}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +41,7 @@ def test_figures_are_ratios_to_upstream_of_the_same_files_and_of_a_matrix() -> N
     [
         ({"theirs": Side(Spent(900, 500), Spent(40, 40), 4_000_000)}, "nvcc, these kernel files"),
         ({"theirs": Side(Spent(1200, 700), Spent(40, 40), 1_200_000)}, "extension, deflated"),
+        ({"without_bias": Spent(470, 260)}, "nvcc, for masks and biases"),
         ({"further": Spent(80, 91)}, "a further torch or Python, installed"),
         ({"again": Spent(5, 5.5)}, "nothing changed"),
         ({"recompiled": 1}, "flash_api.cpp changed: kernel files compiled"),

@@ -63,6 +63,16 @@ def test_a_goal_that_is_missed_is_called_so(changed: dict[str, float], missed: l
     assert [goal.what for goal in speed.goals(rows(**changed)) if goal.met is False] == missed
 
 
+def test_several_cases_count_by_their_geometric_mean_their_worst_and_the_most_memory() -> None:
+    found = rows()
+    for length, ms, mb in ((2048, 0.5, 90.0), (4096, 2.0, 103.0)):
+        next(r for r in found if r["variant"] == "on" and r["group"] == "prefill" and r["len_k"] == length).update(ms=ms, mb=mb)
+    told = {goal.what: goal.value for goal in speed.goals(found)}
+    assert told["prefill, default split_size: geometric mean"] == pytest.approx(1.0)
+    assert told["prefill, default split_size: the worst"] == 2.0
+    assert told["prefill: memory above stock's, the most"] == pytest.approx(3.0)
+
+
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     found = speed.goals([r for r in rows() if r["group"] != "backward"])
     assert {goal.what.split(":")[0] for goal in found if goal.met is None} == {"backward, against stock's deterministic=True", "backward"}
