@@ -62,6 +62,9 @@ int main(int, char **arguments) {
     if (!std::strcmp(name, "copied")) { copy<true><<<1, block>>>(data); }
     if (!std::strcmp(name, "unwaited")) { copy<false><<<1, block>>>(data); }
     if (!std::strcmp(name, "arithmetic")) { arithmetic<<<1, block>>>(data); }
+    if (!std::strcmp(name, "lowered")) {
+        for (const int limit : {60000, 70000, 50000}) { cudaFuncSetAttribute(right, cudaFuncAttributeMaxDynamicSharedMemorySize, limit); }
+    }
     const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess) {
         std::puts(cudaGetErrorString(error));

@@ -133,7 +133,9 @@ cudaError_t CUDARTAPI cudaLaunchKernel(const void *host, dim3 grid, dim3 block, 
 cudaError_t CUDARTAPI cudaFuncSetAttribute(const void *host, cudaFuncAttribute attribute, int value) {
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
         if (value > emulator::kSharedOptIn) { return emulator::fail(cudaErrorInvalidValue, "more shared memory than a block can have: " + std::to_string(value)); }
-        state().kernels.at(host).dynamic_limit = value;
+        int &limit = state().kernels.at(host).dynamic_limit;
+        if (value < limit) { return emulator::fail(cudaErrorInvalidValue, "the limit of shared memory is lowered, which a launch of another thread or graph may need"); }
+        limit = value;
     }
     return cudaSuccess;
 }

@@ -15,6 +15,7 @@ from flash_attn import deterministic_mode, flash_attn_func, flash_attn_with_kvca
 from harness import Config, Draw, Rows, assert_accurate, cache, dense, extras, paged, route, varlen
 from hypothesis import given
 from hypothesis import strategies as st
+from rotary import Appending
 
 BLOCK = 256 if DIM <= 64 else 128
 
@@ -141,33 +142,12 @@ def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
     config.need("split")
     draw = Draw(seed)
     sequences = [draw.sequence(config, new, length + new) for length in before]
-    capacity = max(before) + new + slack
-    angles = torch.outer(torch.arange(capacity), 0.7 ** torch.arange(DIM // 2)).float()
-    rotary = {"rotary_cos": angles.cos().half(), "rotary_sin": angles.sin().half(), "rotary_interleaved": interleaved}
-
-    def append(which: list[int], start: int, stop: int, buffers: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        lengths = torch.tensor([before[i] + start for i in which], dtype=torch.int32)
-        q, k, v = (
-            torch.stack([part[-new:][start:stop] for part in parts])
-            for parts in zip(*((sequences[i].q, sequences[i].k, sequences[i].v) for i in which), strict=True)
-        )
-        out, lse = flash_attn_with_kvcache(q, *buffers, k, v, cache_seqlens=lengths, return_softmax_lse=True, **rotary, **config.kwargs())
-        return out, lse
-
-    def caches(which: list[int]) -> tuple[torch.Tensor, ...]:
-        buffers = tuple(torch.full((len(which), capacity, config.heads_k, DIM), math.nan, dtype=torch.float16) for _ in range(2))
-        for row, i in enumerate(which):
-            for buffer, known in zip(buffers, (sequences[i].k, sequences[i].v), strict=True):
-                buffer[row, : before[i]] = known[: before[i]]
-        return buffers
-
-    everyone = list(range(len(sequences)))
+    appending = Appending(config, sequences, new, max(before) + new + slack, interleaved)
     with deterministic_mode(split_size=split):
-        out, lse = append(everyone, 0, new, caches(everyone))
+        among_strangers = appending.at_once(0)
         on(machine)
-        alone = caches([0])
-        parts = [append([0], n, n + 1, alone) for n in range(new)]
-    Rows(torch.cat([p[0][0] for p in parts]), torch.cat([p[1][0] for p in parts], dim=1)).assert_same(Rows(out[0], lse[0]), "token by token")
+        appending.alone(0).one_by_one().assert_same(among_strangers, "token by token")
+    assert_accurate(config, among_strangers, appending.turned())
 
 
 @problems(15)
@@ -276,3 +256,24 @@ def test_chunks_fold_to_the_same_bits_in_one_thread_block_and_apart(
             results.append([varlen(config, sequences, i, slack=max(slack, 1 - longest_k), slack_q=max(slack_q, 1 - longest_q)) for i in (0, 1)])
     for one, other in zip(*results, strict=True):
         one.assert_same(other, "folded in one thread block and apart")
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("scale", [0.0, -0.125, math.nan])
+def test_a_scale_that_is_not_positive_is_an_error(scale: float, softcap: float) -> None:
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    sequence = Draw(5).sequence(config, 3, 2 * BLOCK)
+    q, k, v = (t[None] for t in (sequence.q, sequence.k, sequence.v))
+    with deterministic_mode(split_size=BLOCK), pytest.raises(ValueError, match=r"softmax_scale=\S+ is not greater than 0"):
+        flash_attn_func(q, k, v, softmax_scale=scale, softcap=softcap)
+
+
+def test_a_call_within_a_chunk_leaves_others_room_to_fold() -> None:
+    """The limit of a kernel's shared memory is not lowered, from head dim 64 on: below there is none."""
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    draw = Draw(6)
+    with deterministic_mode(split_size=BLOCK), route("in one thread block"):
+        for length in (2 * BLOCK, 3, 2 * BLOCK):
+            dense(config, [draw.sequence(config, 3, length)])

@@ -71,3 +71,8 @@ def test_what_the_emulator_says_of_kernels_that_are_wrong_in_one_way(faults: Pat
     assert done.returncode == status, done.stdout
     assert said in done.stdout
     assert status == 0 or f"in {kernel}(float*)" in done.stdout
+
+
+def test_a_limit_of_shared_memory_that_is_lowered_is_an_error(faults: Path) -> None:
+    done = subprocess.run([faults, "lowered"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.startswith("the limit of shared memory is lowered")) == (1, True)

@@ -22,6 +22,7 @@ import torch
 from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
 from harness import Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, seed_of, varlen
 from kernel_names import DIMS
+from rotary import Appending
 
 pytestmark = pytest.mark.gpu
 
@@ -440,6 +441,51 @@ def test_split_size_between_blocks_is_an_error_that_names_valid_ones(head_dim: i
     for call in (dense, varlen, functools.partial(cache, capacity=400)):
         with deterministic_mode(split_size=split_size), pytest.raises(ValueError, match=rf"split_size={split_size} .*head_dim {head_dim}.*{valid}"):
             call(config, [sequence])
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("scale", [0.0, -0.125])
+def test_a_scale_that_is_not_positive_is_an_error(scale: float, softcap: float) -> None:
+    config = Config()
+    config.need("split")
+    sequence = Draw(5).sequence(config, 3, 600)
+    q, k, v = (t[None] for t in (sequence.q, sequence.k, sequence.v))
+    with deterministic_mode(), pytest.raises(ValueError, match=f"softmax_scale={scale:g} is not greater than 0"):
+        flash_attn_func(q, k, v, softmax_scale=scale, softcap=softcap)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("config", [Config(head_dim=d, dtype=t, causal=True, heads_k=4) for d in (64, 128) for t in ("fp16", "bf16")], ids=str)
+def test_rotary_rows_at_once_and_token_by_token(config: Config, interleaved: bool) -> None:
+    config.need("split")
+    draw = Draw(seed_of(config, "rotary"))
+    sequences = [draw.sequence(config, 9, length + 9) for length in (1500, 100, 700)]
+    appending = Appending(config, sequences, 9, 2000, interleaved)
+    with deterministic_mode():
+        expected = appending.at_once(0)
+        appending.alone(0).one_by_one().assert_same(expected, "token by token")
+    assert_accurate(config, expected, appending.turned())
+
+
+def test_a_cuda_graph_of_a_call_that_folds_chunks_and_of_one_within_a_chunk() -> None:
+    """Both are the same kernel, which asks for less shared memory in the second."""
+    config = Config()
+    config.need("split")
+    draw = Draw(19)
+    sequences = [draw.sequence(config, 128, length) for length in (2048, 256)]
+    with deterministic_mode(split_size=256), route("in one thread block"):
+        expected = [dense(config, [s]) for s in sequences]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [dense(config, [s]) for s in sequences]
+        dense(config, sequences[1:])
+        for rows in captured:
+            rows.out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        for rows, own in zip(captured, expected, strict=True):
+            rows.assert_same(own, "replayed")
 
 
 def test_cuda_graph_keeps_the_mode_it_was_captured_with(control: Callable[..., None]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from shutil import which
 
 import pytest
 import torch
@@ -94,6 +96,75 @@ def test_gradients_take_the_mode_of_their_forward_call() -> None:
         out = flash_attn_func(q, k, v)
     gradients = torch.autograd.grad(out, (q, k, v), torch.stack([upstream, upstream]))
     Gradients(*(g[0] for g in gradients)).assert_same(expected, "after the scope")
+
+
+def test_gradients_of_two_streams_at_once() -> None:
+    """Thread blocks wait for their turn at dQ: also where those of another call take their place on the GPU."""
+    config = Config(heads=16, heads_k=16, causal=True)
+    config.need("split", "bwd")
+    draw = Draw(23)
+    problems = [[draw.sequence(config, 2000, 2000) for _ in range(4)] for _ in range(2)]
+    upstreams = [[upstream_of(s, n) for n, s in enumerate(batch)] for batch in problems]
+    with deterministic_mode():
+        expected = [dense(config, *each, 3) for each in zip(problems, upstreams, strict=True)]
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream() for _ in problems]
+        got = []
+        for _ in range(10):  # all queued before the first is waited for
+            for stream, *each in zip(streams, problems, upstreams, strict=True):
+                with torch.cuda.stream(stream):
+                    got.append(dense(config, *each, 3))
+        torch.cuda.synchronize()
+    for run, one in enumerate(got):
+        one.assert_same(expected[run % 2], f"call {run}")
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 300, 700), (2, 4, 300, 700)], ids=["shared", "own"])
+def test_a_cuda_graph_of_gradients(shape: tuple[int, ...]) -> None:
+    """What counts the turns at dQ and at a bias that heads and sequences share starts anew in each replay."""
+    config = Config(heads=4, heads_k=2, bias="fp16")
+    config.need("split", "bwd")
+    draw = Draw(29)
+    sequences = [draw.sequence(config, 300, 700) for _ in range(2)]
+    inputs = leaves(tuple(torch.stack([getattr(s, name) for s in sequences]) for name in "qkv"))
+    bias = torch.randn(shape, generator=draw.generator, device="cuda", dtype=torch.float16).requires_grad_()
+    upstream = torch.stack([upstream_of(s, n) for n, s in enumerate(sequences)])
+
+    def gradients() -> Gradients:
+        return Gradients(*torch.autograd.grad(flash_attn_func(*inputs, attn_bias=bias), (*inputs, bias), upstream))
+
+    stream = torch.cuda.Stream()
+    with deterministic_mode():
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            expected = gradients()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = gradients()
+    for replay in range(5):
+        for _, gradient in captured:
+            gradient.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        captured.assert_same(expected, f"replay {replay}")
+
+
+@pytest.mark.skipif(not (find_spec("triton") and which("cc")), reason="torch.compile needs triton and a C compiler")
+def test_compiled_gradients_are_those_of_the_eager_call() -> None:
+    config = Config(heads=4, heads_k=2, mask=True, bias="fp16")
+    config.need("split", "bwd")
+    sequence = Draw(31).sequence(config, 300, 700)
+    upstream = upstream_of(sequence, 1).transpose(0, 1)[None]
+    q, k, v, bias = leaves(tuple(t[None] for t in (sequence.q.transpose(0, 1), sequence.k, sequence.v, sequence.bias) if t is not None))
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return flash_attn_func(q.transpose(1, 2), k, v, attn_mask=sequence.mask, attn_bias=bias).transpose(1, 2)
+
+    set_deterministic_mode(True)
+    expected, got = (torch.autograd.grad(f(q, k, v, bias), (q, k, v, bias), upstream) for f in (call, torch.compile(call, fullgraph=True)))
+    Gradients(*got).assert_same(Gradients(*expected), "compiled")
 
 
 @pytest.mark.sanitizer

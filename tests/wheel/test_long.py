@@ -7,8 +7,8 @@ import gc
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func
-from gradients import dense, far_along, upstream_of
-from harness import Config, Draw, Rows, Sequence, assert_accurate, route
+from gradients import dense, far_along, leaves, upstream_of
+from harness import Config, Draw, Rows, Sequence, assert_accurate, assert_same_bits, route
 
 pytestmark = pytest.mark.gpu
 
@@ -68,6 +68,28 @@ def test_gradients_of_a_sequence_past_2_to_the_31_elements() -> None:
     upstream = upstream_of(sequence, 1)
     with deterministic_mode():
         far_along(config, sequence, upstream, rows).assert_same(dense(config, [sequence], [upstream], 0), "far along against alone")
+
+
+def test_a_bias_past_2_to_the_31_elements() -> None:
+    """Of the last head, whose bias and gradient begin there, against that head alone."""
+    config = Config(heads=16, heads_k=16, bias="fp16")
+    config.need("split", "bwd")
+    length = 16384
+    need_memory(2 * 2 * 16 * length**2 + 2**32)
+    generator = Draw(3).generator
+    q, k, v, upstream = (torch.randn((1, length, 16, 64), generator=generator, device="cuda", dtype=torch.float16) for _ in range(4))
+    bias = torch.rand((1, 16, length, length), generator=generator, device="cuda", dtype=torch.float16)
+    results = []
+    with deterministic_mode():
+        for heads in (slice(None), slice(15, None)):
+            q_, k_, v_ = leaves(tuple(t[:, :, heads] for t in (q, k, v)))
+            own = bias[:, heads].detach().requires_grad_()
+            out = flash_attn_func(q_, k_, v_, attn_bias=own)
+            found = torch.autograd.grad(out, (q_, k_, v_, own), upstream[:, :, heads])
+            results.append((out[:, :, -1].clone(), *(g[:, :, -1].clone() for g in found[:3]), found[3][:, -1].clone()))
+            del out, found
+    for name, one, alone in zip(("out", "dq", "dk", "dv", "dbias"), *results, strict=True):
+        assert_same_bits(one, alone, f"{name}, the last of 16 heads against alone")
 
 
 def test_more_batch_and_heads_than_a_grid_dimension_holds() -> None:
