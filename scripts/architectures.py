@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from scripts.tree import Tree
 
 _FATBIN_MAGIC = 0xBA55ED50
-_MACHINE_CODE = 2
+_PTX, _MACHINE_CODE = 1, 2
 
 
-def _pieces(item: Path) -> Iterator[tuple[str, bytes]]:
-    """Compute capability and content of each piece of machine code in an object."""
+def _pieces(item: Path, wanted: int) -> Iterator[tuple[str, bytes]]:
+    """Compute capability and content of each piece of this kind in an object."""
     with item.open("rb") as stream:
         section = ELFFile(stream).get_section_by_name(".nv_fatbin")
         if section is None:
@@ -48,7 +48,7 @@ def _pieces(item: Path) -> Iterator[tuple[str, bytes]]:
         while entry < end:
             kind, _, entry_header, size = struct.unpack_from("<HHIQ", data, entry)
             (number,) = struct.unpack_from("<I", data, entry + 28)
-            if kind == _MACHINE_CODE:
+            if kind == wanted:
                 yield str(number), data[entry + entry_header : entry + entry_header + size]
             entry += entry_header + size
         at = end
@@ -60,10 +60,16 @@ def cubins(item: Path) -> Iterator[tuple[str, ELFFile]]:
     Raises:
         CompileError: the object has none, or it is compressed.
     """
-    for architecture, cubin in _pieces(item):
+    for architecture, cubin in _pieces(item, _MACHINE_CODE):
         if cubin[:4] != b"\x7fELF":
             raise CompileError(f"the machine code for sm_{architecture} in {item} is compressed.")
         yield architecture, ELFFile(io.BytesIO(cubin))
+
+
+def ptx(item: Path) -> Iterator[tuple[str, str]]:
+    """Compute capability and text of each PTX module in an object that is not compressed."""
+    for architecture, text in _pieces(item, _PTX):
+        yield architecture, text.rstrip(b"\0").decode()
 
 
 def texts(cubin: ELFFile) -> dict[str, bytes]:

@@ -34,7 +34,7 @@ FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim", code=("-gencode=arch=c
 _GPU = ("90",)  # what runtime.cpp says it is: kernels for other GPUs are left out
 _SOURCES = ("allocator", "decode", "machine", "runtime")
 _PACKAGES = ("pytest>=8.4", "hypothesis>=6.130", "einops")
-# Fused multiply-adds where PTX has them and nowhere else.
+# Fused multiply-adds where the interpreter has them and nowhere else.
 _CXX = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 
 

@@ -531,6 +531,8 @@ OPERATION3(MulAdd, decltype(a)(a * b + c))
 OPERATION3(WideAddU, uint64_t(a) * uint64_t(b) + c)
 OPERATION3(WideAddS, uint64_t(int64_t(a) * int64_t(b)) + c)
 OPERATION3(Fma, std::fma(a, b, c))
+OPERATION3(FmaLess, std::fma(a, b, -c))
+OPERATION3(LessFma, std::fma(-a, b, c))
 OPERATION3(FunnelLeft, uint32_t((uint64_t(b) << 32 | a) << (c & 31) >> 32))
 OPERATION3(FunnelRight, uint32_t((uint64_t(b) << 32 | a) >> (c & 31)))
 OPERATION3(TakeAdd, decltype(a)(a + b))
@@ -541,6 +543,15 @@ OPERATION3(TakeAnd, decltype(a)(a & b))
 OPERATION3(Exchange, b)
 OPERATION3(CompareSwap, a == b ? c : a)
 OPERATION3(FieldU, (b & 255) >= 32 ? 0u : (uint32_t(a) >> (b & 255)) & ((c & 255) >= 32 ? ~0u : (1u << (c & 255)) - 1))
+
+// A product that sums are fused with. Its factors stay in r[3] and r[4]: their own registers may change before the sum.
+void keep_factors(Warp &w, const Inst &i, uint32_t mask) {
+    float factors[2][kLanes], product[kLanes];
+    for (int n = 0; n < 2; ++n) { std::memcpy(factors[n], w.lanes<float>(i.r[1 + n]), sizeof factors[n]); }
+    for (int l = 0; l < kLanes; ++l) { product[l] = factors[0][l] * factors[1][l]; }
+    store(w, i.r[0], product, mask);
+    for (int n = 0; n < 2; ++n) { store(w, i.r[3 + n], factors[n], mask); }
+}
 
 template <typename F>
 struct Negated {
@@ -634,6 +645,7 @@ public:
         }
         body(function);
         emit_end();
+        fuse();
         for (const auto &[at, label, line] : jumps_) {
             const auto found = labels_.find(label);
             if (found == labels_.end()) { throw Fault("no label " + label + " for line " + std::to_string(line)); }
@@ -658,10 +670,33 @@ private:
         std::string label;
         uint32_t line;
     };
+    struct Sum {
+        size_t at;
+        bool plus;
+    };
     struct Parameter {
         std::string name;
         uint64_t size, align;
     };
+
+    // As ptxas does: a product and a sum of which neither names a rounding become one operation, which rounds once. It leaves none
+    // out in the kernels that give rows their bits: tests/integration/test_real_fusing.py counts them in machine code.
+    void fuse() {
+        std::unordered_map<uint32_t, size_t> products;
+        for (const size_t at : products_) {
+            if (const uint32_t result = code_.insts[at].r[0]; definitions_[result] == 1) { products[result] = at; }
+        }
+        for (const auto &[at, plus] : sums_) {
+            Inst &sum = code_.insts[at];
+            const bool left = products.count(sum.r[1]), right = products.count(sum.r[2]);
+            if (!left && !right) { continue; }
+            if (left && right) { throw Fault("a sum of two products; which of them ptxas fuses is not known"); }
+            Inst &product = code_.insts[products[sum.r[left ? 1 : 2]]];
+            if (product.run != keep_factors) { product.run = keep_factors, product.r[3] = allocate(4), product.r[4] = allocate(4); }
+            sum.run = plus ? ternary<float, float, float, Fma> : left ? ternary<float, float, float, FmaLess> : ternary<float, float, float, LessFma>;
+            sum.r[3] = sum.r[left ? 2 : 1], sum.r[1] = product.r[3], sum.r[2] = product.r[4];
+        }
+    }
 
     uint32_t allocate(int width) {
         const uint32_t at = registers_;
@@ -965,6 +1000,9 @@ private:
         const auto op = words(text.substr(0, space), ".");
         const auto args = space == std::string::npos ? std::vector<std::string>{} : operands(std::string_view(text).substr(space));
         if (op[0] == "call") { return call(args, line, guard); }
+        for (const std::string &result : args.empty() ? std::vector<std::string>{} : words(args[0], "{}, |")) {
+            if (const Name *name = find(result)) { ++definitions_[name->at]; }
+        }
         const size_t before = code_.insts.size();
         emit(line);
         try {
@@ -1041,6 +1079,9 @@ private:
     std::vector<Jump> jumps_;
     std::map<std::pair<uint64_t, int>, uint32_t> constants_;
     std::map<uint32_t, uint32_t> narrowed_;
+    std::unordered_map<uint32_t, int> definitions_;  // of a register: instructions that write it
+    std::vector<size_t> products_;                   // float multiplications that name no rounding
+    std::vector<Sum> sums_;                          // likewise additions and subtractions
     std::string prefix_;
     std::vector<std::string> return_label_;
     uint32_t registers_ = 0;
@@ -1286,6 +1327,7 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
         const bool adds = name == "mad";
         if (t == Type::f32 && !adds) {
             two(binary<float, float, float, Mul>, t, t, t);
+            if (!has(op, "rn")) { products_.push_back(code_.insts.size() - 1); }
         } else if (t == Type::f32) {
             inst.run = ternary<float, float, float, Fma>, registers(inst, args, {t, t, t, t});
         } else if (t == Type::f16x2 || t == Type::bf16x2) {
@@ -1320,6 +1362,7 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
         if (has(op, "cc")) { throw Fault("carry"); }
         if (t == Type::f32) {
             two(plus ? binary<float, float, float, Add> : binary<float, float, float, Sub>, t, t, t);
+            if (!has(op, "rn")) { sums_.push_back({code_.insts.size() - 1, plus}); }
         } else if (t == Type::f64) {
             two(plus ? binary<double, double, double, Add> : binary<double, double, double, Sub>, t, t, t);
         } else if (t == Type::f16x2 || t == Type::bf16x2) {

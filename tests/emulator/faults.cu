@@ -47,6 +47,20 @@ __global__ void arithmetic(float *data) {
     data[64 + lane] = float(other + int(odd >> 28) + shifted) + float(lane) / 3.f;
 }
 
+// 2**-26 times 2**26 where ptxas fuses the product, as it may unless a rounding is named, and 0 where the product is rounded.
+template<bool Rounded>
+__global__ void square(float *data) {
+    const float factor = 1.f + data[1] * 0x1p-13f, rest = 1.f + data[1] * 0x1p-12f;
+    float product, difference;
+    if (Rounded) {
+        asm("mul.rn.f32 %0, %1, %1;" : "=f"(product) : "f"(factor));
+    } else {
+        asm("mul.f32 %0, %1, %1;" : "=f"(product) : "f"(factor));
+    }
+    asm("sub.f32 %0, %1, %2;" : "=f"(difference) : "f"(product), "f"(rest));
+    data[64 + threadIdx.x] = difference * 0x1p26f;
+}
+
 int main(int, char **arguments) {
     float *data = nullptr;
     cudaMalloc(&data, kSize * sizeof(float));
@@ -62,6 +76,8 @@ int main(int, char **arguments) {
     if (!std::strcmp(name, "copied")) { copy<true><<<1, block>>>(data); }
     if (!std::strcmp(name, "unwaited")) { copy<false><<<1, block>>>(data); }
     if (!std::strcmp(name, "arithmetic")) { arithmetic<<<1, block>>>(data); }
+    if (!std::strcmp(name, "fused")) { square<false><<<1, block>>>(data); }
+    if (!std::strcmp(name, "rounded")) { square<true><<<1, block>>>(data); }
     if (!std::strcmp(name, "lowered")) {
         for (const int limit : {60000, 70000, 50000}) { cudaFuncSetAttribute(right, cudaFuncAttributeMaxDynamicSharedMemorySize, limit); }
     }

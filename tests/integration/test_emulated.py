@@ -64,6 +64,8 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("copied", 0, "3.0"),
         ("unwaited", 0, "nan"),
         ("arithmetic", 0, ""),
+        ("fused", 0, "1.0"),
+        ("rounded", 0, "0.0"),
     ],
 )
 def test_what_the_emulator_says_of_kernels_that_are_wrong_in_one_way(faults: Path, kernel: str, status: int, said: str) -> None:
