@@ -134,7 +134,7 @@ cudaError_t CUDARTAPI cudaFuncSetAttribute(const void *host, cudaFuncAttribute a
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
         if (value > emulator::kSharedOptIn) { return emulator::fail(cudaErrorInvalidValue, "more shared memory than a block can have: " + std::to_string(value)); }
         int &limit = state().kernels.at(host).dynamic_limit;
-        if (value < limit) { return emulator::fail(cudaErrorInvalidValue, "the limit of shared memory is lowered, which a launch of another thread or graph may need"); }
+        if (value < limit) { return emulator::fail(cudaErrorInvalidValue, "the limit of shared memory is lowered, which a launch of another thread may need"); }
         limit = value;
     }
     return cudaSuccess;

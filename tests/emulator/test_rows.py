@@ -144,9 +144,9 @@ def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
     sequences = [draw.sequence(config, new, length + new) for length in before]
     appending = Appending(config, sequences, new, max(before) + new + slack, interleaved)
     with deterministic_mode(split_size=split):
-        among_strangers = appending.at_once(0)
+        among_strangers = appending.at_once()
         on(machine)
-        appending.alone(0).one_by_one().assert_same(among_strangers, "token by token")
+        appending.alone().one_by_one().assert_same(among_strangers, "token by token")
     assert_accurate(config, among_strangers, appending.turned())
 
 

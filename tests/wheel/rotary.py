@@ -23,8 +23,9 @@ class Appending:
     capacity: int
     interleaved: bool
 
-    def alone(self, which: int) -> Appending:
-        return replace(self, sequences=[self.sequences[which]])
+    def alone(self) -> Appending:
+        """Of the first sequence, without the others."""
+        return replace(self, sequences=self.sequences[:1])
 
     def _rotary(self) -> dict[str, Any]:
         places = torch.arange(self.capacity, device=harness.DEVICE)
@@ -61,13 +62,13 @@ class Appending:
         out, lse = flash_attn_with_kvcache(q, *buffers, k, v, **own)
         return out, lse
 
-    def at_once(self, which: int) -> Rows:
-        """The rows of one of the sequences."""
+    def at_once(self) -> Rows:
+        """The rows of the first sequence."""
         out, lse = self._append(self._caches(), 0, self.new)
-        return Rows(out[which], lse[which])
+        return Rows(out[0], lse[0])
 
     def one_by_one(self) -> Rows:
-        """Those of the first, token by token."""
+        """The same, token by token."""
         buffers = self._caches()
         parts = [self._append(buffers, n, n + 1) for n in range(self.new)]
         return Rows(torch.cat([out[0] for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], dim=1))

@@ -462,8 +462,8 @@ def test_rotary_rows_at_once_and_token_by_token(config: Config, interleaved: boo
     sequences = [draw.sequence(config, 9, length + 9) for length in (1500, 100, 700)]
     appending = Appending(config, sequences, 9, 2000, interleaved)
     with deterministic_mode():
-        expected = appending.at_once(0)
-        appending.alone(0).one_by_one().assert_same(expected, "token by token")
+        expected = appending.at_once()
+        appending.alone().one_by_one().assert_same(expected, "token by token")
     assert_accurate(config, expected, appending.turned())
 
 
