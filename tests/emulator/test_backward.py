@@ -70,7 +70,7 @@ def test_without_the_mode_the_order_of_blocks_shows(machine: Machine) -> None:
     """The negative control: the emulator's random order reaches upstream's atomics."""
     config = Config(head_dim=DIM, heads=1, heads_k=1)
     config.need("fwd", "split", "bwd")
-    sequence = Draw(4).sequence(config, 64, 1024)
+    sequence = Draw(4).sequence(config, 200, 1024)
     upstream = upstream_of(sequence, 1)
     results = []
     for order in (1, 2, 3):
@@ -82,7 +82,7 @@ def test_without_the_mode_the_order_of_blocks_shows(machine: Machine) -> None:
 def test_the_mode_of_the_forward_call_is_that_of_its_gradients(machine: Machine) -> None:
     config = Config(head_dim=DIM, heads=1, heads_k=1)
     config.need("split", "bwd")
-    sequence = Draw(4).sequence(config, 64, 1024)
+    sequence = Draw(4).sequence(config, 200, 1024)
     upstream = upstream_of(sequence, 1)[None]
     results = []
     for order in (1, 2, 3):

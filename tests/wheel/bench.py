@@ -30,7 +30,7 @@ from flash_attn import deterministic_mode, fork_info, set_deterministic_mode
 
 import flash_attn_2_cuda  # isort: skip - torch and flash_attn load the libraries that it needs
 
-EVEN_MN, ONE_BLOCK, APART = 1, 2, 4
+UNEVEN, ONE_BLOCK, APART, STANDARD = 1, 2, 4, 8  # _test_paths of the extension
 
 PREFILL = ((4, 2048), (8, 4096), (16, 8192))
 DECODE = ((1, 32768), (1, 131072), (4, 16384), (8, 32768), (16, 16384), (64, 4096), (256, 2048))
@@ -161,7 +161,7 @@ def measure(calls: dict[str, Call], seconds: float = 0.6) -> dict[str, dict[str,
 
 def one_block_fits(d: int) -> bool:
     """Whether this GPU's thread blocks hold a chunk's result beside the tiles (head dims up to 128)."""
-    needed = 2 * d * (64 + 2 * (256 if d <= 64 else 128)) + 4 * 64 * d + 512
+    needed = 2 * d * (64 + 2 * 128) + 4 * 64 * d + 512
     return torch.cuda.get_device_properties().shared_memory_per_block_optin >= needed
 
 
@@ -176,7 +176,7 @@ def whole(group: str, stock: Any, d: int, batch: int, length: int, causal: bool)
     q, k, v = (tensor(batch, length, HEADS[0], d) for _ in range(3))
     calls = variants(stock, lambda e: prefill(e, q, k, v, causal), 512, 2048)
     if group == "prefill" and length < 8192:
-        for name, paths in (("on 512, even MN", EVEN_MN), ("on 512, apart", APART), ("on 2048, apart", APART)):
+        for name, paths in (("on 512, uneven", UNEVEN), ("on 512, apart", APART), ("on 2048, apart", APART)):
             calls[name] = on(int(name.split(",")[0][3:]), calls["off"], paths)
     return Case(group, d, batch, length, length, HEADS[0], HEADS[0], causal, calls)
 
@@ -231,7 +231,7 @@ def cases(group: str, stock: Any, d: int) -> Iterator[Case]:
 
 def differing_bits(d: int) -> Iterator[dict[str, Any]]:
     """Does a path change a bit? Even shapes, each with and without."""
-    paths = {"even MN": EVEN_MN, "apart": APART} | ({"one block": ONE_BLOCK} if one_block_fits(d) else {})
+    paths = {"uneven": UNEVEN, "apart": APART, "standard": STANDARD} | ({"one block": ONE_BLOCK} if one_block_fits(d) else {})
     for batch, len_q, len_k, causal in EVEN:
         q, k, v = (tensor(batch, length, HEADS[1], d) for length in (len_q, len_k, len_k))
         with mode_on(512, 0):

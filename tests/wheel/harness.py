@@ -171,13 +171,13 @@ class Draw:
         return Sequence.draw(config, len_q, len_k, self.generator)
 
 
-# Where the deterministic mode folds chunks: _test_paths of the extension.
-ROUTES = {"as the GPU is filled": 0, "in one thread block": 2, "apart": 4}
+# Where the deterministic mode folds chunks, and by which kernel: _test_paths of the extension.
+ROUTES = {"as the GPU is filled": 0, "as for uneven lengths": 1, "in one thread block": 2, "apart": 4, "in the standard kernel": 8}
 
 
 @contextmanager
 def route(name: str) -> Iterator[None]:
-    """Fold chunks there, whatever the shape; the bits are the same."""
+    """Fold chunks there, whatever the shape, where the call allows it; the bits are the same."""
     before = flash_attn_2_cuda._test_paths(ROUTES[name])
     try:
         yield

@@ -20,7 +20,7 @@ import flash_attn_2_cuda
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
-from harness import Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, seed_of, varlen
+from harness import ROUTES, Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, seed_of, varlen
 from kernel_names import DIMS
 from rotary import Appending
 
@@ -206,7 +206,7 @@ def test_chunked_prefill_and_decode(config: Config, lengths: tuple[int, int], co
         return Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1))
 
     compare(config, whole, lambda: pieces([37, 64, 128]), control)
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         expected = whole()
         for row in (0, 1, 63, 64, 100, lengths[0] - 1):
             one = dense(config, [sequence.rows(row, row + 1)])
@@ -250,7 +250,7 @@ def test_fifty_runs(config: Config, load: bool) -> None:
     if load:
         worker.start()
     try:
-        with deterministic_mode():
+        with deterministic_mode(split_size=512):
             expected = dense(config, batch, 2)
             for run in range(50):
                 dense(config, batch, 2).assert_same(expected, f"run {run}")
@@ -266,7 +266,7 @@ def test_strided_inputs_and_given_output() -> None:
     config.need("split")
     sequence = Draw(3).sequence(config, 260, 260)
     packed = torch.stack([sequence.q, sequence.k, sequence.v], dim=1)[None]
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         expected = dense(config, [sequence])
         q, k, v = packed.unbind(2)
         out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
@@ -283,7 +283,7 @@ def test_rows_that_see_no_key(config: Config, control: Callable[..., None]) -> N
     sequence = draw.sequence(config, 400, 70)
     neighbour = draw.sequence(config, 400, 3000)
     compare(config, lambda: varlen(config, [sequence]), lambda: varlen(config, [neighbour, sequence], 1), control)
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         got = varlen(config, [neighbour, sequence], 1)
     assert_accurate(config, got, sequence)
     exact = reference(config, sequence)
@@ -292,19 +292,21 @@ def test_rows_that_see_no_key(config: Config, control: Callable[..., None]) -> N
 
 
 @configs
-@pytest.mark.parametrize("lengths", [(1, 1025), (65, 2000), (513, 4097)], ids=str)
-@pytest.mark.parametrize("split_size", [256, 1024])
-def test_chunks_fold_to_the_same_bits_in_one_thread_block_and_apart(config: Config, lengths: tuple[int, int], split_size: int) -> None:
+@pytest.mark.parametrize("lengths", [(1, 1025), (65, 2000), (513, 4097), (256, 4096)], ids=str)
+@pytest.mark.parametrize("split_size", [256, 1024, 8192])
+def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(config: Config, lengths: tuple[int, int], split_size: int) -> None:
     config.need("split")
     draw = Draw(seed_of(config, lengths, split_size, "routes"))
     sequences = [draw.sequence(config, *lengths), draw.sequence(config, lengths[0], 700), draw.sequence(config, lengths[0], 1)]
     results: dict[str, list[Rows]] = {}
-    for where in ("in one thread block", "apart"):
+    for where in ROUTES:
         with deterministic_mode(split_size=split_size), route(where):
             calls = [dense(config, sequences[:1]), varlen(config, sequences, 0), cache(config, sequences, 5000, 0)]
             results[where] = [*calls, cache(config, sequences, 5000, 1), varlen(config, sequences, 2)]
-    for one, other in zip(*results.values(), strict=True):
-        one.assert_same(other, f"{config}, split_size {split_size}")
+    first, *others = ROUTES
+    for where in others:
+        for one, other in zip(results[first], results[where], strict=True):
+            other.assert_same(one, f"{config}, split_size {split_size}, {where}")
 
 
 @configs
@@ -323,7 +325,7 @@ def test_accuracy_of_varlen_and_poisoned_cache(config: Config) -> None:
     config.need("split")
     draw = Draw(seed_of(config, "cache accuracy"))
     sequences = [draw.sequence(config, 5, length) for length in (5, 900, 1537)]
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         for which, sequence in enumerate(sequences):
             assert_accurate(config, varlen(config, sequences, which), sequence)
             assert_accurate(config, cache(config, sequences, 2000, which), sequence)
@@ -336,7 +338,7 @@ def test_appending_to_a_cache_gives_the_rows_of_a_dense_call() -> None:
     config.need("split")
     sequence = Draw(11).sequence(config, 700, 700)
     buffers = [torch.full((1, 2048, 2, 64), float("nan"), dtype=torch.float16, device="cuda") for _ in range(2)]
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         expected = dense(config, [sequence])
         for start, stop in [(0, 500), (500, 501), (501, 630), (630, 700)]:
             length = torch.tensor([start], dtype=torch.int32, device="cuda")
@@ -350,7 +352,7 @@ def test_nan_in_a_visible_key_is_not_lost() -> None:
     config.need("split")
     sequence = Draw(5).sequence(config, 70, 2000)
     sequence.k[1300] = float("nan")
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         assert dense(config, [sequence]).out.isnan().all()
 
 
@@ -358,7 +360,7 @@ def test_fewer_keys_named_than_there_are_is_nan_not_a_wrong_sum() -> None:
     config = Config()
     config.need("split")
     sequence = Draw(6).sequence(config, 70, 2000)
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         short = varlen(config, [sequence], slack=-1000)
     assert short.out.isnan().all()
     assert short.lse.isnan().all()
@@ -370,10 +372,10 @@ def test_fewer_queries_named_than_there_are_is_nan_and_touches_no_other_row() ->
     config.need("split")
     draw = Draw(14)
     sequences = [draw.sequence(config, n, 600) for n in (10, 50, 10)]
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         whole = [varlen(config, sequences, i) for i in range(3)]
         short = [varlen(config, sequences, i, slack_q=-40) for i in range(3)]
-    with deterministic_mode(), route("apart"):
+    with deterministic_mode(split_size=512), route("apart"):
         for i in range(3):
             varlen(config, sequences, i, slack_q=-40).assert_same(short[i], f"sequence {i}, folded apart")
     for i in (0, 2):
@@ -412,7 +414,7 @@ def test_gradients_fit_the_forward_pass(config: Config) -> None:
         leaves = [t.detach().clone().requires_grad_() for t in (sequence.q, sequence.k, sequence.v)]
         return list(torch.autograd.grad(call(Sequence(*leaves)), leaves, upstreams))
 
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         got = gradients(lambda s: dense(config, [s]).out)
     exact = gradients(lambda s: reference(config, s).out.to(upstreams.dtype))
     plain = gradients(lambda s: reference(config, s, dtype=upstreams.dtype).out)
@@ -433,7 +435,7 @@ def test_split_size_is_part_of_the_bits() -> None:
     assert not small.same(large)
 
 
-@pytest.mark.parametrize(("head_dim", "split_size", "valid"), [(64, 128, "256, 512, 768"), (128, 192, "128, 256, 384")])
+@pytest.mark.parametrize(("head_dim", "split_size", "valid"), [(64, 192, "128, 256, 384"), (128, 192, "128, 256, 384")])
 def test_split_size_between_blocks_is_an_error_that_names_valid_ones(head_dim: int, split_size: int, valid: str) -> None:
     config = Config(head_dim=head_dim)
     config.need("split")
@@ -450,7 +452,7 @@ def test_a_scale_that_is_not_positive_is_an_error(scale: float, softcap: float) 
     config.need("split")
     sequence = Draw(5).sequence(config, 3, 600)
     q, k, v = (t[None] for t in (sequence.q, sequence.k, sequence.v))
-    with deterministic_mode(), pytest.raises(ValueError, match=f"softmax_scale={scale:g} is not greater than 0"):
+    with deterministic_mode(split_size=512), pytest.raises(ValueError, match=f"softmax_scale={scale:g} is not greater than 0"):
         flash_attn_func(q, k, v, softmax_scale=scale, softcap=softcap)
 
 
@@ -461,7 +463,7 @@ def test_rotary_rows_at_once_and_token_by_token(config: Config, interleaved: boo
     draw = Draw(seed_of(config, "rotary"))
     sequences = [draw.sequence(config, 9, length + 9) for length in (1500, 100, 700)]
     appending = Appending(config, sequences, 9, 2000, interleaved)
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         expected = appending.at_once()
         appending.alone().one_by_one().assert_same(expected, "token by token")
     assert_accurate(config, expected, appending.turned())
@@ -494,7 +496,7 @@ def test_cuda_graph_keeps_the_mode_it_was_captured_with(control: Callable[..., N
     draw = Draw(9)
     batch = [draw.sequence(config, 128, 2048) for _ in range(8)]
     q, k, v = (torch.stack([getattr(s, name) for s in batch]) for name in "qkv")
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         expected = flash_attn_func(q, k, v, return_attn_probs=True)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -643,7 +645,7 @@ with flash_attn.deterministic_mode(split_size=512):
 """
     Config().need("split")
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env={**os.environ, "FA2_DEBUG": "1"})
-    assert "[flash-attn] set_params_splitkv: B=8 S_k=4096 S_q=4096 n_blocks=16 num_splits=8 fixed_tokens=512\n" in done.stderr
+    assert "[flash-attn] set_params_splitkv: B=8 S_k=4096 S_q=4096 n_blocks=32 num_splits=8 fixed_tokens=512\n" in done.stderr
 
 
 def test_call_for_a_kernel_that_was_left_out_says_what_there_is() -> None:
@@ -665,7 +667,7 @@ def test_small_shapes_for_compute_sanitizer(config: Config) -> None:
     config.need("split")
     draw = Draw(seed_of(config, "sanitizer"))
     sequences = [draw.sequence(config, 65, 600), draw.sequence(config, 65, 1030)]
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         dense(config, sequences[:1])
         assert_accurate(config, varlen(config, sequences, 1), sequences[1])
         assert_accurate(config, cache(config, sequences, 1100, 0), sequences[0])

@@ -44,7 +44,7 @@ def test_alone_in_a_batch_and_packed(config: Config, len_q: int, len_k: int, con
     def alone() -> Gradients:
         return dense(config, [batch[3]], [upstreams[3]], 0)
 
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         expected = alone()
         dense(config, batch, upstreams[:5], 3, deterministic=False).assert_same(expected, "in a batch")
         varlen(config, packed, packed_upstreams, 1).assert_same(expected, "packed")
@@ -63,7 +63,7 @@ def test_windows_wider_than_the_keys(config: Config, lengths: tuple[int, int]) -
     draw = Draw(seed_of(config, lengths))
     sequences = [draw.sequence(config, *lengths), draw.sequence(config, 300, 2000)]
     upstreams = [upstream_of(s, n) for n, s in enumerate(sequences)]
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         alone = dense(config, sequences[:1], upstreams[:1], 0)
         varlen(config, sequences, upstreams, 0).assert_same(alone, "beside a longer one")
     assert_accurate(config, alone, sequences[0], upstreams[0])
@@ -75,7 +75,7 @@ def test_fifty_runs(config: Config) -> None:
     draw = Draw(seed_of(config, "runs"))
     batch = [draw.sequence(config, 1000, 2500) for _ in range(4)]
     upstreams = [upstream_of(s, n) for n, s in enumerate(batch)]
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         expected = dense(config, batch, upstreams, 2)
         for run in range(50):
             dense(config, batch, upstreams, 2, deterministic=False).assert_same(expected, f"run {run}")
@@ -92,7 +92,7 @@ def test_gradients_take_the_mode_of_their_forward_call() -> None:
     expected = dense(config, [sequence], [upstream], 0)
     set_deterministic_mode(False)
     q, k, v = leaves(tuple(torch.stack([getattr(s, name) for s in (sequence, other)]) for name in "qkv"))
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         out = flash_attn_func(q, k, v)
     gradients = torch.autograd.grad(out, (q, k, v), torch.stack([upstream, upstream]))
     Gradients(*(g[0] for g in gradients)).assert_same(expected, "after the scope")
@@ -105,7 +105,7 @@ def test_gradients_of_two_streams_at_once() -> None:
     draw = Draw(23)
     problems = [[draw.sequence(config, 2000, 2000) for _ in range(4)] for _ in range(2)]
     upstreams = [[upstream_of(s, n) for n, s in enumerate(batch)] for batch in problems]
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         expected = [dense(config, *each, 3) for each in zip(problems, upstreams, strict=True)]
         torch.cuda.synchronize()
         streams = [torch.cuda.Stream() for _ in problems]
@@ -134,7 +134,7 @@ def test_a_cuda_graph_of_gradients(shape: tuple[int, ...]) -> None:
         return Gradients(*torch.autograd.grad(flash_attn_func(*inputs, attn_bias=bias), (*inputs, bias), upstream))
 
     stream = torch.cuda.Stream()
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             expected = gradients()
@@ -174,5 +174,5 @@ def test_small_shapes_for_compute_sanitizer(config: Config) -> None:
     draw = Draw(seed_of(config, "sanitizer"))
     sequences = [draw.sequence(config, 130, 1100), draw.sequence(config, 65, 800)]
     upstreams = [upstream_of(s, n) for n, s in enumerate(sequences)]
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         assert_accurate(config, varlen(config, sequences, upstreams, 0), sequences[0], upstreams[0])

@@ -21,7 +21,7 @@ def need_memory(wanted: int) -> None:
         pytest.skip(f"needs {wanted / 2**30:.0f} GiB of GPU memory, {free / 2**30:.0f} GiB are free")
 
 
-@pytest.mark.parametrize("where", ["in one thread block", "apart"])
+@pytest.mark.parametrize("where", ["in one thread block", "apart", "in the standard kernel"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
     ("batch", "len_q", "len_k", "heads", "split_size"),
@@ -38,7 +38,7 @@ def need_memory(wanted: int) -> None:
 def test_long_sequences(batch: int, len_q: int, len_k: int, heads: int, split_size: int, causal: bool, where: str) -> None:
     config = Config(heads=heads, heads_k=heads, causal=causal)
     config.need("split")
-    splits = 0 if where == "in one thread block" else -(-len_k // split_size)
+    splits = 0 if where != "apart" else -(-len_k // split_size)
     elements = batch * heads * config.head_dim
     need_memory(4 * splits * elements * len_q + 2 * 2 * elements * (2 * len_q + 2 * len_k) + 2**31)
     generator = Draw(batch * len_k + causal).generator
@@ -66,7 +66,7 @@ def test_gradients_of_a_sequence_past_2_to_the_31_elements() -> None:
     need_memory((4 * 2 + 4) * 2**31 + 2**32)
     sequence = Draw(7).sequence(config, 300, 500)
     upstream = upstream_of(sequence, 1)
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         far_along(config, sequence, upstream, rows).assert_same(dense(config, [sequence], [upstream], 0), "far along against alone")
 
 
@@ -80,7 +80,7 @@ def test_a_bias_past_2_to_the_31_elements() -> None:
     q, k, v, upstream = (torch.randn((1, length, 16, 64), generator=generator, device="cuda", dtype=torch.float16) for _ in range(4))
     bias = torch.rand((1, 16, length, length), generator=generator, device="cuda", dtype=torch.float16)
     results = []
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         for heads in (slice(None), slice(15, None)):
             q_, k_, v_ = leaves(tuple(t[:, :, heads] for t in (q, k, v)))
             own = bias[:, heads].detach().requires_grad_()
@@ -98,7 +98,7 @@ def test_more_batch_and_heads_than_a_grid_dimension_holds() -> None:
     config.need("split")
     generator = Draw(1).generator
     q, k, v = (torch.randn((4096, n, 16, 64), generator=generator, device="cuda", dtype=torch.float16) for n in (1, 600, 600))
-    with deterministic_mode():
+    with deterministic_mode(split_size=512):
         out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True)
         alone = flash_attn_func(q[-1:], k[-1:], v[-1:], return_attn_probs=True)
     Rows(out[-1], lse[-1]).assert_same(Rows(alone[0][0], alone[1][0]), "last of 4096 against alone")

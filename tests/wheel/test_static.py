@@ -85,9 +85,9 @@ def test_upstream_surface_is_all_there() -> None:
     assert list(inspect.signature(flash_attn.flash_attn_func).parameters)[:6] == ["q", "k", "v", "dropout_p", "softmax_scale", "causal"]
 
 
-def test_mode_is_off_by_default_with_512_tokens() -> None:
+def test_mode_is_off_by_default_with_2048_tokens() -> None:
     done = run_python("import flash_attn; print(tuple(flash_attn.get_deterministic_mode()))", FA2_DETERMINISTIC="", FA2_SPLIT_SIZE="")
-    assert done.stdout.strip() == "(False, 512)", done.stderr
+    assert done.stdout.strip() == "(False, 2048)", done.stderr
 
 
 def test_environment_sets_the_defaults() -> None:
@@ -113,7 +113,7 @@ def test_bad_split_size_is_a_value_error_that_names_it(bad: int) -> None:
     for call in (lambda: set_deterministic_mode(True, bad), lambda: deterministic_mode(split_size=bad).__enter__()):
         with pytest.raises(ValueError, match=f"split_size={bad}"):
             call()
-    assert get_deterministic_mode() == (False, 512)
+    assert get_deterministic_mode() == (False, 2048)
 
 
 @pytest.mark.parametrize("bad", ["512", 512.0, True])
