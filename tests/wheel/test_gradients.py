@@ -88,7 +88,7 @@ def test_gradients_take_the_mode_of_their_forward_call() -> None:
     draw = Draw(17)
     sequence, other = (draw.sequence(config, 500, 4096) for _ in range(2))
     upstream = upstream_of(sequence, 1)
-    set_deterministic_mode(True)
+    set_deterministic_mode(True, 512)
     expected = dense(config, [sequence], [upstream], 0)
     set_deterministic_mode(False)
     q, k, v = leaves(tuple(torch.stack([getattr(s, name) for s in (sequence, other)]) for name in "qkv"))

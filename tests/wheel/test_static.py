@@ -192,11 +192,11 @@ def test_scope_stays_in_its_thread_and_the_process_mode_reaches_all() -> None:
         thread.start()
         thread.join()
 
-    with deterministic_mode(split_size=2048):
+    with deterministic_mode(split_size=512):
         run("in scope")
     set_deterministic_mode(True, 1024)
     run("process")
-    assert seen == {"in scope": (False, 512), "process": (True, 1024)}
+    assert seen == {"in scope": (False, 2048), "process": (True, 1024)}
 
 
 def test_scopes_of_interleaved_asyncio_tasks_do_not_mix() -> None:
