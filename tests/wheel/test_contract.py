@@ -607,6 +607,8 @@ def test_a_cuda_graph_draws_dropout_anew_at_each_replay() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out, state = drop(q)
+    # Beginning a capture, torch writes the generator's seed on the capture's stream, which a replay on another does not wait for.
+    torch.cuda.synchronize()
     torch.cuda.manual_seed(77)
     replayed = []
     for _ in range(2):
