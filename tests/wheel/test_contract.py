@@ -276,6 +276,25 @@ def test_strided_inputs_and_given_output() -> None:
         Rows(out[0], lse[0]).assert_same(expected, "heads first")
 
 
+@pytest.mark.parametrize("where", ROUTES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_view_as_the_output_gets_its_rows_and_no_more(head_dim: int, where: str) -> None:
+    """In the standard kernel a part of the running result lies in these rows while chunks are folded."""
+    config = Config(head_dim=head_dim, heads=4, heads_k=4, causal=True)
+    config.need("split")
+    sequence = Draw(4).sequence(config, 300, 1500)
+    q, k, v = (t[None] for t in (sequence.q, sequence.k, sequence.v))
+    wide = torch.full((1, 300 + 8, 4, 2 * head_dim), 7.0, dtype=q.dtype, device="cuda")
+    with deterministic_mode(split_size=512):
+        expected = dense(config, [sequence])
+        with route(where):
+            out, lse, *_ = flash_attn_2_cuda.fwd(q, k, v, wide[:, :300, :, :head_dim], None, 0.0, head_dim**-0.5, True, -1, -1, 0.0, False, None)
+    Rows(out[0], lse[0]).assert_same(expected, where)
+    assert torch.equal(wide[:, :300, :, :head_dim], out)
+    assert (wide[:, :300, :, head_dim:] == 7.0).all()
+    assert (wide[:, 300:] == 7.0).all()
+
+
 @configs
 def test_rows_that_see_no_key(config: Config, control: Callable[..., None]) -> None:
     """More queries than keys: in causal and windowed calls the first rows see nothing and give zeros."""
@@ -674,3 +693,6 @@ def test_small_shapes_for_compute_sanitizer(config: Config) -> None:
         assert_accurate(config, varlen(config, sequences, 1), sequences[1])
         assert_accurate(config, cache(config, sequences, 1100, 0), sequences[0])
         assert_accurate(config, paged(config, sequences, draw.generator, 0), sequences[0])
+        for where in ("in one thread block", "in the standard kernel"):  # which so few rows would not get
+            with route(where):
+                assert_accurate(config, varlen(config, sequences, 1), sequences[1])
