@@ -252,6 +252,46 @@ def test_tiles_that_a_mask_hides_are_not_computed(machine: Machine, kind: str) -
         assert half < {"forward": 0.7, "backward": 0.8}[name] * full, f"{name}: {half} of {full}"
 
 
+@problems(12)
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=11),
+    st.integers(-100, 0),
+    st.sampled_from([{}, {"causal": True}, {"window_size": (300, 0)}]),
+    st.booleans(),
+)
+def test_a_mask_that_all_queries_share_has_the_bits_of_one_written_out(tiles: list[bool], short: int, options: dict[str, Any], mode: bool) -> None:
+    """Kernels look ahead in the one, and agree on each tile of the other at a barrier."""
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    len_k = len(tiles) * 128 + short
+    q, k, v = draw_inputs(3, config, 2, 70, len_k)
+    shared = torch.tensor(tiles).repeat_interleave(128)[:len_k].expand(2, 1, 1, len_k).clone()
+    shared[0] &= torch.rand(len_k, generator=torch.Generator().manual_seed(1)) < 0.5
+    results = []
+    with deterministic_mode(mode, 256):
+        for mask in (shared, shared.expand(2, 1, 70, len_k).contiguous()):
+            out, lse, _ = flash_attn_func(q, k, v, attn_mask=mask, return_attn_probs=True, **options)
+            results.append(Rows(out.flatten(0, 1), lse.transpose(0, 1).flatten(1)))
+    results[0].assert_same(results[1], "shared and written out")
+    if not any(tiles):
+        assert (out == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_bias_has_the_same_bits_from_any_byte_on(dtype: torch.dtype) -> None:
+    """Rows that begin with a piece of 16 bytes, anywhere in one, and whose keys do not follow each other, which are read one by one."""
+    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config.need("split")
+    q, k, v = draw_inputs(3, config, 1, 70, 300)
+    bias = torch.randn(2, 70, 300, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with deterministic_mode(split_size=256):
+        expected = flash_attn_func(q, k, v, attn_bias=bias)
+        views = [strided(bias[None], offset, (0, 1, 2, 3), 1)[0] for offset in range(1, 8)]
+        odd = torch.empty(2, 70, 301, dtype=dtype)[..., 1:].copy_(bias)
+        for view in (*views, odd, bias.transpose(1, 2).contiguous().transpose(1, 2)):
+            assert_same_bits(flash_attn_func(q, k, v, attn_bias=view), expected, f"strides {view.stride()}, offset {view.storage_offset()}")
+
+
 def test_hidden_keys_and_values_change_nothing() -> None:
     config = Config(head_dim=DIM, heads=1, heads_k=1)
     config.need("split")

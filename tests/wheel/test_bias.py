@@ -198,6 +198,23 @@ def test_a_query_without_keys_has_zeros_and_finite_gradients() -> None:
     assert all(g.isfinite().all() for g in gradients)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("mode", [False, True])
+def test_a_sequence_all_of_whose_keys_a_shared_mask_hides_has_zeros(head_dim: int, mode: bool) -> None:
+    """No tile of it is visited but the last, whose scores must all be hidden, whatever lies in shared memory."""
+    config = Config(heads=4, heads_k=2, head_dim=head_dim)
+    config.need("split")
+    q, k, v = draw_inputs(3, config, 2, 100, 1000)
+    mask = torch.ones(2, 1, 1, 1000, dtype=torch.bool, device=DEVICE)
+    mask[0] = False
+    with deterministic_mode(mode, 512):
+        out, lse, _ = flash_attn_func(q, k, v, attn_mask=mask, return_attn_probs=True)
+        alone = flash_attn_func(q[1:], k[1:], v[1:], attn_mask=mask[1:])
+    assert (out[0] == 0).all()
+    assert (lse[0] == math.inf).all()
+    assert_same_bits(out[1:], alone, "the other sequence, alone")
+
+
 def test_a_bias_on_another_device_is_an_error() -> None:
     Config().need("split")
     q = torch.zeros(1, 5, 4, 64, device=DEVICE).half()
