@@ -48,6 +48,7 @@ def main() -> None:
     bias = torch.randn(1, heads, length, length, device="cuda", dtype=torch.float16, requires_grad=True)
     hidden = (torch.arange(length, device="cuda") // 512 % 2).bool()[None, None, None]
     mask = hidden.expand(batch, heads, length, length)
+    written = mask[:1].contiguous()
 
     def efficient(own: torch.Tensor | None) -> torch.Tensor:
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION]):
@@ -87,6 +88,7 @@ def main() -> None:
         blocks = create_block_mask(sees, None, None, length, length, device="cuda")
         own = {"ours": masked, "ours on 2048": on(2048, masked), "no mask": plain}
         record("half of the keys, forward", {**own, "SDPA": lambda: [efficient(mask)], "flex": lambda: [flex(block_mask=blocks)]})
+        record("the same, each query's own", {"ours": Call(lambda: [flash_attn_func(q, k, v, attn_mask=written)]), "no mask": plain})
 
     inputs = [q, k, v, bias]
     biased = Call(lambda: gradients(flash_attn_func(q, k, v, attn_bias=bias), inputs, upstream))
