@@ -272,6 +272,24 @@ def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(
             other.assert_same(one, where)
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (40 * BLOCK, 0)])
+def test_a_row_has_more_chunks_than_a_warp_has_lanes(window: tuple[int, int]) -> None:
+    """Some of them without a key that it sees: the first, the last, and beside the end of a group of lanes."""
+    config = Config(head_dim=DIM, heads=1, heads_k=1, window=window, mask=True)
+    config.need("split")
+    sequence = Draw(8).sequence(config, 3, 69 * BLOCK + 5)
+    assert sequence.mask is not None
+    for chunk in (0, 5, 36, 37, 38, 69):
+        sequence.mask[..., chunk * BLOCK : (chunk + 1) * BLOCK] = False
+    results = []
+    for where in ROUTES:
+        with deterministic_mode(split_size=BLOCK), route(where):
+            results.append(dense(config, [sequence]))
+    assert results[0].out.isfinite().all()
+    for where, result in zip(list(ROUTES)[1:], results[1:], strict=True):
+        result.assert_same(results[0], where)
+
+
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 @pytest.mark.parametrize("scale", [0.0, -0.125, math.nan])
 def test_a_scale_that_is_not_positive_is_an_error(scale: float, softcap: float) -> None:
