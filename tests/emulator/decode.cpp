@@ -1373,8 +1373,12 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
         }
     } else if (name == "min" || name == "max") {
         const bool least = name == "min";
-        if (has(op, "xorsign") || (has(op, "NaN") && t != Type::f32)) { throw Fault("max.xorsign"); }
-        two(has(op, "NaN") ? (least ? binary<float, float, float, MinOrNaN> : binary<float, float, float, MaxOrNaN>) : t == Type::f32 ? (least ? binary<float, float, float, MinReal> : binary<float, float, float, MaxReal>) : least ? integer2<Min>(t, 1) : integer2<Max>(t, 1), t, t, t);
+        const bool or_nan = has(op, "NaN"), halves = t == Type::f16x2;
+        if (has(op, "xorsign") || (or_nan ? !halves && t != Type::f32 : halves || t == Type::f16 || t == Type::bf16 || t == Type::bf16x2)) { throw Fault("max.xorsign"); }
+        two(halves   ? (least ? binary<uint32_t, uint32_t, uint32_t, Halves<MinOrNaN, false>> : binary<uint32_t, uint32_t, uint32_t, Halves<MaxOrNaN, false>>)
+            : or_nan ? (least ? binary<float, float, float, MinOrNaN> : binary<float, float, float, MaxOrNaN>)
+            : t == Type::f32 ? (least ? binary<float, float, float, MinReal> : binary<float, float, float, MaxReal>)
+                             : least ? integer2<Min>(t, 1) : integer2<Max>(t, 1), t, t, t);
     } else if (name == "div") {
         two(t == Type::f32 ? binary<float, float, float, DivideReal> : t == Type::f64 ? binary<double, double, double, DivideReal> : integer2<Divide>(t, 1), t, t, t);
     } else if (name == "rem") {

@@ -252,6 +252,24 @@ def test_tiles_that_a_mask_hides_are_not_computed(machine: Machine, kind: str) -
         assert half < {"forward": 0.7, "backward": 0.8}[name] * full, f"{name}: {half} of {full}"
 
 
+@pytest.mark.parametrize("queries", [1, 64, 256])
+def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(machine: Machine, queries: int) -> None:
+    """Up to head dim 64, calls that fill the GPU have 128 rows in a thread block, if they have so many; one multiprocessor is soon full."""
+    config = Config(head_dim=DIM, heads=4, heads_k=4)
+    config.need("split")
+    q, k, v = draw_inputs(3, config, 1, queries, 1000)
+    bias = torch.randn(4, queries, 1000, generator=torch.Generator().manual_seed(1)).half()
+    results, counts = [], []
+    for processors in (1, 132):
+        machine.set(processors=processors)
+        before = machine.instructions
+        with deterministic_mode(split_size=1024):
+            results.append(flash_attn_func(q, k, v, attn_bias=bias))
+        counts.append(machine.instructions - before)
+    assert_same_bits(results[0], results[1], "128 rows, 64 rows")
+    assert counts[0] < 0.95 * counts[1] if DIM <= 64 and queries > 64 else counts[0] == counts[1], counts
+
+
 @problems(12)
 @given(
     st.lists(st.booleans(), min_size=1, max_size=11),
@@ -279,17 +297,24 @@ def test_a_mask_that_all_queries_share_has_the_bits_of_one_written_out(tiles: li
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_bias_has_the_same_bits_from_any_byte_on(dtype: torch.dtype) -> None:
-    """Rows that begin with a piece of 16 bytes, anywhere in one, and whose keys do not follow each other, which are read one by one."""
+    """Rows that all begin with a piece of 16 bytes, anywhere in one, and whose keys do not follow each other, which are read one by one."""
     config = Config(head_dim=DIM, heads=2, heads_k=2)
     config.need("split")
-    q, k, v = draw_inputs(3, config, 1, 70, 300)
-    bias = torch.randn(2, 70, 300, generator=torch.Generator().manual_seed(1)).to(dtype)
-    with deterministic_mode(split_size=256):
-        expected = flash_attn_func(q, k, v, attn_bias=bias)
-        views = [strided(bias[None], offset, (0, 1, 2, 3), 1)[0] for offset in range(1, 8)]
-        odd = torch.empty(2, 70, 301, dtype=dtype)[..., 1:].copy_(bias)
-        for view in (*views, odd, bias.transpose(1, 2).contiguous().transpose(1, 2)):
-            assert_same_bits(flash_attn_func(q, k, v, attn_bias=view), expected, f"strides {view.stride()}, offset {view.storage_offset()}")
+    inputs = [t.requires_grad_() for t in draw_inputs(3, config, 1, 140, 304)]
+    bias = torch.randn(2, 140, 304, generator=torch.Generator().manual_seed(1)).to(dtype)
+    upstream = torch.randn(1, 140, 2, DIM, generator=torch.Generator().manual_seed(2)).half()
+
+    def results(bias: torch.Tensor) -> list[torch.Tensor]:
+        with deterministic_mode(split_size=256):
+            out = flash_attn_func(*inputs, attn_bias=bias)
+            return [out, *(torch.autograd.grad(out, inputs, upstream) if WITH_BACKWARD else ())]
+
+    expected = results(bias)
+    views = [strided(bias[None], offset, (0, 1, 2, 3), 1)[0] for offset in range(1, 8)]
+    odd = torch.empty(2, 140, 305, dtype=dtype)[..., 1:].copy_(bias)
+    for view in (*views, odd, bias.transpose(1, 2).contiguous().transpose(1, 2)):
+        for name, result, own in zip(("out", "dq", "dk", "dv"), expected, results(view), strict=False):
+            assert_same_bits(own, result, f"{name}, strides {view.stride()}, offset {view.storage_offset()}")
 
 
 def test_hidden_keys_and_values_change_nothing() -> None:
