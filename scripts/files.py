@@ -21,11 +21,17 @@ def cache(part: str) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file's content: written aside, then renamed; nothing stays behind when that fails."""
+    """Replace a file's content: written aside, then renamed; nothing stays behind when that fails.
+
+    Raises:
+        OSError: it names ``path``, not the file beside it.
+    """
     aside = path.with_name(path.name + ".part")
     try:
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         aside.unlink(missing_ok=True)
 

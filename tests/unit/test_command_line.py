@@ -240,6 +240,15 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("text", "old")]
 
 
+def test_a_file_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -> None:
+    for path, kind in ((tmp_path, IsADirectoryError), (tmp_path / "none" / "text", FileNotFoundError)):
+        with pytest.raises(kind) as caught:
+            files.write(path, "text")
+        assert caught.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == []
+    assert not tmp_path.with_name(tmp_path.name + ".part").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "expected"), [("each --run 'exit 125'", "could not be tested (125) on base, 0001"), ("each --run false", "fails on upstream itself")]
 )
