@@ -33,7 +33,9 @@ KERNELS = "hdim32,fp16"
 FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim", code=("-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"))
 _GPU = ("90",)  # what runtime.cpp says it is: kernels for other GPUs are left out
 _SOURCES = ("allocator", "decode", "machine", "runtime")
-_PACKAGES = ("pytest>=8.4", "hypothesis>=6.130", "einops")
+_PACKAGES = ("pytest>=8.4", "pytest-xdist>=3.6", "hypothesis>=6.130", "einops")
+_DEPENDENCIES = ("execnet", "iniconfig", "packaging", "pluggy", "pygments", "sortedcontainers")  # what those need, without torch
+_TESTS_BYTES = 1.5e9  # of a process that runs tests
 # Fused multiply-adds where the interpreter has them and nowhere else.
 _CXX = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 
@@ -61,7 +63,8 @@ def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
 
 def _tools_for_tests(env: toolchain.Environment, folder: Path) -> Path:
     """Pytest and the like for the environment's Python, beside it: the environment is the wheels' own."""
-    place = folder / f"site-{env.tag}"
+    wanted = [*_PACKAGES, *_DEPENDENCIES]
+    place = folder / f"site-{env.tag}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]}"
     if not place.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as aside:
@@ -77,7 +80,6 @@ def _tools_for_tests(env: toolchain.Environment, folder: Path) -> Path:
                 "--target",
                 target,
             ]
-            wanted = [*_PACKAGES, "iniconfig", "packaging", "pluggy", "pygments", "sortedcontainers"]
             hint = "Check the network and pip's configuration (pip config list)."
             run([*command, *wanted], error=ToolchainError, what="could not install pytest and hypothesis", hint=hint)
             shutil.move(target, place)
@@ -128,7 +130,10 @@ def _run(options: argparse.Namespace) -> None:
     path = os.pathsep.join(map(str, [*folders, maintain.ROOT / "tests/wheel"]))
     env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own)}
     command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
-    console.step("Emulating")
+    processes, _ = kernels.job_limit(options.jobs, _TESTS_BYTES)
+    if processes > 1:
+        command += ["-n", str(processes), "--dist", "worksteal"]
+    console.step(f"Emulating in {processes} processes" if processes > 1 else "Emulating")
     status = subprocess.run([*command, *options.pytest], env=env, check=False).returncode
     if status:
         raise VerifyError(f"the suite failed under emulation: pytest exited with {status}; its output is above.")
@@ -144,7 +149,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--kernels", metavar="SET", type=build.kernel_choice, default=KERNELS, help=f"as for build (default: {KERNELS})")
     parser.add_argument("--python", metavar="X.Y", help="the Python to run under (default: the one running this)")
-    parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers at once (default: by cores and memory)")
+    parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers, then processes of tests, at once (default: by cores and memory)")
     maintain.add_source(parser)
     parser.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest")
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

@@ -74,5 +74,22 @@ def _fresh() -> Iterator[None]:
     flash_attn.set_deterministic_mode(False)
 
 
+EMULATED: list[tuple[int, int]] = []  # launches and instructions of each process that ended
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    EMULATED.append((MACHINE.launches, MACHINE.instructions))
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["emulated"] = EMULATED[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    if "emulated" in getattr(node, "workeroutput", {}):
+        EMULATED.append(node.workeroutput["emulated"])
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    terminalreporter.write_line(f"emulated: {MACHINE.launches} launches, {MACHINE.instructions / 1e6:.1f} million instructions of a warp")
+    launches, instructions = map(sum, zip(*EMULATED, strict=True))
+    terminalreporter.write_line(f"emulated: {launches} launches, {instructions / 1e6:.1f} million instructions of a warp")
