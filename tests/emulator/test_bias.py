@@ -191,6 +191,16 @@ def test_a_longest_query_that_is_named_too_short_ends(shape: tuple[int, ...]) ->
     torch.autograd.grad(out, (q, bias), torch.ones_like(out))
 
 
+def test_gradients_of_calls_that_share_a_kernel_leave_its_limit_of_shared_memory() -> None:
+    """Slopes with a softcap take the kernels of a bias, which need more; the emulator calls a lowered limit an error."""
+    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config.need("split", "bwd")
+    q, k, v = (t.requires_grad_() for t in draw_inputs(3, config, 1, 70, 130))
+    for options in ({"attn_bias": torch.zeros(70, 130)}, {"alibi_slopes": torch.full((2,), 0.1)}):
+        out = flash_attn_func(q, k, v, softcap=15.0, **options)
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+
 @pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, -1e9, -1e30, -65504.0])
 @pytest.mark.parametrize("options", [{"softmax_scale": 1.0}, {"softcap": 30.0}, {}], ids=str)
 @pytest.mark.parametrize("hidden", [44, 270])
