@@ -20,7 +20,7 @@ import flash_attn_2_cuda
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
-from harness import ROUTES, Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, seed_of, varlen
+from harness import DEVICE, ROUTES, Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, seed_of, varlen
 from kernel_names import DIMS
 from rotary import Appending
 
@@ -70,6 +70,38 @@ def test_batch_size_and_position(config: Config, len_q: int, len_k: int, positio
     draw = Draw(seed_of(config, len_q, len_k, position))
     batch = [draw.sequence(config, len_q, len_k) for _ in range(8)]
     compare(config, lambda: dense(config, [batch[position]]), lambda: dense(config, batch, position), control)
+
+
+FILLING = [
+    Config(),
+    Config(causal=True, dtype="bf16", head_dim=128),
+    Config(mask=True),
+    Config(mask=True, causal=True, dtype="bf16", heads_k=2),
+    Config(bias="fp16", causal=True),
+    Config(bias="bf16", dtype="bf16", window=(700, 50)),
+    Config(mask=True, bias="fp32", softcap=15.0, alibi=True),
+    Config(mask=True, bias="fp16", head_dim=128, heads_k=4),
+]
+
+
+@pytest.mark.parametrize("config", FILLING, ids=str)
+@pytest.mark.parametrize("split_size", [512, 2048])
+def test_a_batch_that_fills_the_gpu(config: Config, split_size: int, control: Callable[..., None]) -> None:
+    """Such calls have taller thread blocks, up to head dim 64 with a mask or a bias too; one sequence alone leaves the GPU idle."""
+    config.need("split")
+    processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    batch = -(-2 * processors // (config.heads * 3))  # 300 rows make three blocks of 128; two blocks to a multiprocessor
+    draw = Draw(seed_of(config, "filled", split_size))
+    sequences = [draw.sequence(config, 300, 1777) for _ in range(batch)]
+    for which in (0, batch - 1):
+        compare(
+            config,
+            lambda which=which: dense(config, [sequences[which]]),
+            lambda which=which: dense(config, sequences, which),
+            control,
+            split_size=split_size,
+        )
+        assert_accurate(config, dense(config, sequences, which), sequences[which])
 
 
 @pytest.mark.parametrize(
