@@ -17,8 +17,8 @@ _HEAD = """# Changes to flash-attention {version}
 
 What this fork's wheels differ in from upstream's release {version} ({repository}, tag {tag},
 commit {commit}), patch by patch and in the order of the series. Rendered from the
-messages in `patches/` by `nox -s changes`; edit those. Figures are the patches' own, with the command
-that reproduces them.
+messages in `patches/` by `nox -s changes`; edit those. A figure with a command is reproduced by it; one of a form
+that a patch no longer has tells why it has another.
 
 | patch | feature | upstream status | files |
 |---|---|---|---|

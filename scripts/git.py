@@ -16,6 +16,7 @@ os.environ["GIT_PYTHON_REFRESH"] = "quiet"  # a missing git is an error of the f
 
 import git as gitpython
 
+from scripts.errors import SeriesError
 from scripts.process import last_lines, quoted
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ def _environment() -> dict[str, str]:
     for i, (key, value) in enumerate(_CONFIG.items()):
         environment |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
     return environment
+
+
+def flaw(patch: Path) -> str:
+    """What git finds wrong in a patch's diff, as ``corrupt patch at line 39``; empty if it can read it."""
+    status, _, err = Repository(patch.parent, SeriesError)._execute("apply", "--numstat", str(patch.resolve()))
+    return "" if status == 0 else err.strip().removeprefix("error: ")
 
 
 class Repository:

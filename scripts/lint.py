@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from scripts import guards, series, upstream
+from scripts import git, guards, series, upstream
 from scripts.errors import SeriesError
 
 if TYPE_CHECKING:
@@ -93,6 +93,9 @@ def _header(path: Path, patch: series.Patch, lines: list[str]) -> Iterator[Probl
             at,
             f"the message does not say why (it has fewer than {WORDS_OF_WHY} words): what upstream does, why that is wrong for us, how it was proved.",
         )
+    for place, text in enumerate(lines[: next(i for i, line in enumerate(lines) if line.startswith("diff --git "))], 1):
+        if match := re.search(r"--(?:patch|through) \d+|\b[Pp]atch(?:es)? \d+\b", text):
+            yield Problem(path, place, f"{match[0]!r}: numbers change when patches come and go; name a part of the subject.")
     trailer = next((i for i, line in enumerate(lines, 1) if line.startswith("Upstream-Status:")), at)
     if not patch.guards:
         yield Problem(path, trailer, f"no trailer Guard; add one that only a tree with the patch passes: {guards.KINDS}.")
@@ -120,10 +123,11 @@ def _diff(path: Path, lines: list[str]) -> Iterator[Problem]:
     start = next(i for i, line in enumerate(lines) if line.startswith("diff --git "))
     file = ""
     for number, line in enumerate(lines[start:], start + 1):
-        if match := re.match(r"diff --git a/(\S+) b/", line):
+        if match := re.match(r"diff --git a/(\S+) b/(\S+)", line):
             file = match[1]
-            if not is_ours_to_touch(file):
-                yield Problem(path, number, f"{file} is none of upstream's files that a wheel is built from; {_WHERE}.")
+            for name in sorted({match[1], match[2]}):
+                if not is_ours_to_touch(name):
+                    yield Problem(path, number, f"{name} is none of upstream's files that a wheel is built from; {_WHERE}.")
         yield from _whitespace(path, number, line, file)
     for match in re.finditer(r"(?m)^@@ .*\n((?:[ +\\-].*\n)*)", "\n".join(lines) + "\n"):
         hunk = match[1].rstrip("\n").split("\n")
@@ -171,6 +175,8 @@ def check_patch(path: Path) -> list[Problem]:
         patch = series.parse_patch(path)
     except SeriesError as e:
         return [_as_problem(path, e)]
+    if flaw := git.flaw(path):
+        return [_as_problem(path, SeriesError(series.damaged(path, flaw)))]
     lines = patch.content.decode().split("\n")
     return [*_header(path, patch, lines), *_diff(path, lines), *_hooks(path, patch, lines)]
 

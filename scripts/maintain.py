@@ -302,6 +302,8 @@ def _tell(report: Report) -> None:
     console.step("Next")
     if report.kernels:
         console.note(f"{len(report.kernels)} kernel files may differ: nox -s build -- --kernels {report.kernel_words}")
+    else:
+        console.note("no kernel file differs")
     console.note("to take it back: git restore --staged --worktree patches wheel_matrix.toml CHANGES.md upstream; git clean -f patches")
     console.note(
         "nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; then git add patches wheel_matrix.toml CHANGES.md upstream, and git commit"

@@ -36,6 +36,7 @@ class Outcome(str, Enum):
     CLEAN = "clean"  # applies exactly
     OFFSET = "offset"  # merges; hunks moved, or lines around them changed
     CONFLICT = "conflict"
+    NOT_TRIED = "not-tried"  # it needs one that does not move
     LANDED_IDENTICAL = "landed-identical"  # the whole patch reverse-applies to the new base, or its patch-id is there
     LANDED_MODIFIED = "landed-modified"  # most of its hunks do
     SOURCE_RENAMED = "source-renamed"  # a file it touches has another name
@@ -300,7 +301,7 @@ def forecast(space: Workspace, patches: Sequence[Patch], git: tuple[Repository, 
             continue
         if blockers := sorted(names[c].partition("-")[0] for c in graph[commit] & stuck):
             stuck.add(commit)
-            moves.append(Move(name, Outcome.CONFLICT, (f"not tried: it needs {', '.join(blockers)}",)))
+            moves.append(Move(name, Outcome.NOT_TRIED, (f"it needs {', '.join(blockers)}",)))
             continue
         step = pick(space, commit)
         moves.append(judge(name, step, there.get(name)))

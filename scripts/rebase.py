@@ -333,13 +333,14 @@ class Rebase:
         lines = [f"patch {len(state.done) + 1} of {total}, {judged.patch}: {judged.outcome.value} on {new}."]
         lines += ["    " + line for line in judged.evidence]
         lines += self._history(state, judged)
-        if judged.outcome in (move.Outcome.LANDED_IDENTICAL, move.Outcome.LANDED_MODIFIED, move.Outcome.EMPTY):
+        whole = judged.outcome in (move.Outcome.LANDED_IDENTICAL, move.Outcome.EMPTY)
+        if whole or judged.outcome is move.Outcome.LANDED_MODIFIED:
             lines.append(f"  left out, if upstream has all of it: {_SKIP}")
         lines += [
             f"  what {new} changed there: git -C {self.source} diff {state.old_base[:12]} {state.new_base[:12]} -- FILE",
             f"  the patch as it was:      git -C {self.source} show {self._next(state, self._space(state))[1][:12]}   (against {old})",
-            f"  to resolve it:            edit the files in {self.source}, then {_GO_ON}",
-            f"  or: {_SKIP}   or: {_ABORT}",
+            *([] if whole else [f"  to resolve it:            edit the files in {self.source}, then {_GO_ON}"]),
+            f"  or: {_ABORT}" if whole else f"  or: {_SKIP}   or: {_ABORT}",
         ]
         return "\n".join(lines)
 
@@ -372,11 +373,18 @@ class Rebase:
             self._keep_before()
         state = self._save(replace(state, moved=moved))
         dropped = [f"# not since {new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
-        written = work_tree.write_folder(folder, patches, dropped)
-        pin.write(matrix, new_pin)
-        matrix, fresh = matrix_model.load(matrix.path), series.read(folder)
-        changes.write(self.root / "CHANGES.md", changes.render(matrix, fresh))
-        linked = pin.write_gitlink(self.root, new_pin)
+        try:
+            work_tree.write_folder(folder, patches, dropped)
+            pin.write(matrix, new_pin)
+            matrix, fresh = matrix_model.load(matrix.path), series.read(folder)
+            changes.write(self.root / "CHANGES.md", changes.render(matrix, fresh))
+            linked = pin.write_gitlink(self.root, new_pin)
+        except OSError as e:
+            what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
+            raise ActionNeeded(
+                f"{what}, while {', '.join(_WRITTEN)} were written: some are, some are not. Mend that, then {_GO_ON}; or {_ABORT}"
+            ) from e
+        written, removed = self._changed()
         range_diff = repository.run(
             "range-diff", "--no-color", "--creation-factor=90", f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD", writes=False
         )
@@ -389,8 +397,8 @@ class Rebase:
             tuple(k.name for k in touched),
             ",".join(matrix_model.spell_kernels(touched)) if touched else "",
             linked,
-            written.written,
-            written.removed,
+            written,
+            removed,
         )
         reports = self.root / "build/reports"
         reports.mkdir(parents=True, exist_ok=True)
@@ -398,6 +406,12 @@ class Rebase:
         files.write(reports / name, json.dumps(report.as_json(), indent=1) + "\n")
         self._remove()
         return report
+
+    def _changed(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The files of patches/ that are not what they were before, and those that are gone."""
+        folders = (self.folder / "before/patches", self.root / "patches")
+        old, new = ({p.name: p.read_bytes() for p in folder.iterdir() if p.suffix == ".patch" or p.name == series.LISTING} for folder in folders)
+        return tuple(sorted(name for name in new if old.get(name) != new[name])), tuple(sorted(old.keys() - new.keys()))
 
     def _exported(self, state: State, repository: Repository) -> dict[str, bytes]:
         """The moved patches; every one that was not skipped is among them."""

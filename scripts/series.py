@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from unidiff.errors import UnidiffParseError
 from unidiff.patch import PatchSet
 
+from scripts import git
 from scripts.errors import SeriesError
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def text_of(path: Path) -> str:
     """A file's text; a SeriesError names the place where it is not UTF-8."""
     try:
         content = path.read_bytes()
+    except FileNotFoundError as e:
+        raise SeriesError(f"{path}: no such file. Take it back (git checkout -- {path}).") from e
     except OSError as e:
         raise SeriesError(f"{path}: {e.strerror}.") from e
     try:
@@ -117,11 +120,18 @@ def _line_of(text: str, pattern: str) -> int:
     return text[: found.start()].count("\n") + 1 if found else 1
 
 
+def damaged(path: Path, flaw: str) -> str:
+    """What to say of a patch whose diff cannot be read, and where."""
+    at = re.search(r"line (\d+)", flaw)
+    place = f"{path}:{at[1]}" if at else path
+    return f"{place}: the diff is damaged: {flaw}. Take the file back (git checkout -- {path}), or, if no commit has it, write it again with nox -s export."
+
+
 def _files(path: Path, text: str, start: int) -> tuple[FileChange, ...]:
     try:
         parsed = PatchSet(text[start:])
     except UnidiffParseError as e:
-        raise SeriesError(f"{path}: the diff is damaged: {e}. Write it again with nox -s export.") from e
+        raise SeriesError(damaged(path, git.flaw(path) or str(e))) from e
     return tuple(FileChange(f.path, f.added, f.removed, sum(line.is_context for hunk in f for line in hunk), bool(f.is_added_file)) for f in parsed)
 
 

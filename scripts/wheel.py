@@ -18,6 +18,7 @@ from email.parser import Parser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from wheel.wheelfile import WheelFile
@@ -75,10 +76,13 @@ def audit(path: Path) -> tuple[str, ...]:
         WheelError: one that its users may not have, or that was packed into the wheel and would be there twice.
     """
     found: set[str] = set()
-    with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
-        names = [name for name in archive.namelist() if re.search(r"\.so(\.\d+)*$", name)]
-        for name in names:
-            found.update(needed(Path(archive.extract(name, folder))))
+    try:
+        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
+            names = [name for name in archive.namelist() if re.search(r"\.so(\.\d+)*$", name)]
+            for name in names:
+                found.update(needed(Path(archive.extract(name, folder))))
+    except (zipfile.BadZipFile, ELFError) as e:
+        raise WheelError(f"{path} is damaged, or no wheel ({e}); build it again.") from e
     foreign = sorted(name for name in found if not _PRESENT.fullmatch(name))
     inside = [name for name in names if "flash_attn.libs/" in name]
     if foreign or inside or not names:

@@ -96,6 +96,7 @@ def test_an_image_that_is_not_there_says_how_to_make_it(tmp_path: Path, monkeypa
         ("foreign", "a.so", "needs libforeign.so"),
         ("", "flash_attn.libs/a.so", "contains flash_attn.libs/a.so"),
         ("", "a.py", "has no extension"),
+        ("", "no.whl", "is damaged, or no wheel"),
     ],
 )
 def test_a_wheel_may_need_only_what_its_users_have(tmp_path: Path, needs: str, name: str, problem: str | None) -> None:
@@ -108,6 +109,8 @@ def test_a_wheel_may_need_only_what_its_users_have(tmp_path: Path, needs: str, n
     path = tmp_path / "a.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(tmp_path / "extension", name)
+    if name == "no.whl":
+        path.write_text("no zip")
     if problem is None:
         assert wheel.audit(path) == ("libc.so.6",)
     else:

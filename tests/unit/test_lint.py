@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,10 +25,12 @@ def swap(old: str, new: str) -> Callable[[Path], None]:
     return edit
 
 
-def rename(name: str) -> Callable[[Path], None]:
+def rename(name: str, sides: str = "ab") -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         text = (folder / FIRST).read_text()
-        (folder / FIRST).write_text(text.replace("a/setup.py", f"a/{name}").replace("b/setup.py", f"b/{name}"))
+        for side in sides:
+            text = text.replace(f"{side}/setup.py", f"{side}/{name}")
+        (folder / FIRST).write_text(text)
 
     return edit
 
@@ -59,6 +62,9 @@ def test_a_good_series_has_no_problem(make_series: Make) -> None:
         (swap("+line twenty", "+ \tline"), "+ \t", "a space before a tab"),
         (swap("+line twenty", "+<<<<<<< HEAD"), "+<<<<", "a conflict marker in setup.py"),
         (swap("Guard: symbol fork in csrc/flash_attn", "Guard: symbol fork in /etc"), "Guard", "no path within upstream's tree"),
+        (swap("of this kind", "of patch 2's kind"), "Because", "'patch 2': numbers change"),
+        (swap("of this kind", "(compare -- --patch 0001)"), "Because", "'--patch 0001': numbers change"),
+        (rename("../setup.py", "b"), "diff --git", "../setup.py is none of upstream's files"),
         (rename("../setup.py"), "diff --git", "none of upstream's files"),
         (rename("csrc/cutlass/x.h"), "diff --git", "none of upstream's files"),
     ],
@@ -82,6 +88,16 @@ def test_more_context_than_git_writes_is_too_much(make_series: Make, tmp_path: P
     hunk += [*(f" line {i}" for i in range(20 - lines, 20)), "-line 20", "+line twenty", *(f" line {i}" for i in range(21, 21 + lines))]
     (folder / FIRST).write_text(text[:start] + "\n".join(hunk) + "\n")
     assert len([p for p in lint.check(folder) if "more than 3 lines of context" in p.text]) == problems
+
+
+def test_a_diff_that_git_does_not_read_is_damaged(make_series: Make) -> None:
+    """The unidiff package takes this header for no hunk, and the file for unchanged."""
+    folder = make_series(TWO[0])
+    text = (folder / FIRST).read_text()
+    (folder / FIRST).write_text(re.sub(r"(?m)^@@ -(\d+),\d+ ", r"@@ -\1,x ", text))
+    (told,) = lint.check(folder)
+    assert "the diff is damaged" in told.text
+    assert "git checkout -- " in told.text
 
 
 def test_much_code_in_an_upstream_file_and_much_of_upstream_in_a_patch_are_told(make_series: Make) -> None:

@@ -121,8 +121,8 @@ def test_a_merge_that_leaves_nothing_is_empty_and_is_not_called_landed(make_seri
 def test_a_forecast_goes_on_past_a_conflict_for_patches_that_do_not_need_it(make_series: Make, tmp_path: Path) -> None:
     needing = ("Use the tenth value", {LIB: EDIT[1][LIB].replace("value_11 = 11", "value_11 = value_10")})
     moves = forecast(make_series, tmp_path, {LIB: FILES[LIB].replace("value_10 = 10", "value_10 = 11")}, EDIT, HEADER, needing)
-    assert [m.outcome for m in moves] == [Outcome.CONFLICT, Outcome.CLEAN, Outcome.CONFLICT]
-    assert moves[2].evidence == ("not tried: it needs 0001",)
+    assert [m.outcome for m in moves] == [Outcome.CONFLICT, Outcome.CLEAN, Outcome.NOT_TRIED]
+    assert moves[2].evidence == ("it needs 0001",)
 
 
 def test_a_forecast_changes_nothing_here(make_series: Make, tmp_path: Path) -> None:

@@ -214,10 +214,27 @@ def test_skip_records_the_reason(repository: Path) -> None:
     assert [p.subject for p in series.read(repository / "patches").patches] == ["Add a header", "Change the last value"]
 
 
+def test_files_that_cannot_be_written_at_the_end_are_named_and_written_by_the_next_run(repository: Path) -> None:
+    before, new, blocked = snapshot(repository), {LIB: "# new\n" + FILES[LIB]}, repository / "wheel_matrix.toml.part/file"
+    blocked.parent.mkdir()
+    blocked.touch()
+    with pytest.raises(ActionNeeded, match=r"(?s)wheel_matrix\.toml.*some are, some are not.*--continue.*--abort"):
+        start(repository, new)
+    shutil.rmtree(blocked.parent)
+    report = resume(repository).proceed()
+    after = snapshot(repository)
+    assert (
+        set(report.written)
+        == {name.removeprefix("patches/") for name in after if name.startswith("patches/") and before.get(name) != after[name]}
+        != set()
+    )
+
+
 def test_a_landed_patch_stops_with_its_evidence_and_is_not_dropped_by_itself(repository: Path) -> None:
     with pytest.raises(ActionNeeded, match=r"0001-.*: landed-identical on 9\.9\.9\.\n.*the whole patch reverse-applies") as caught:
         start(repository, EDIT[1])
     assert "if upstream has all of it: nox -s rebase -- --skip" in str(caught.value)
+    assert "--continue" not in str(caught.value), "there is nothing to resolve"
     assert len(resume(repository).skip("in 9.9.9").done) == 3
 
 
