@@ -106,15 +106,15 @@ uint16_t float_to_bfloat(float f) {
     return uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-// D = A B + C of 16 by 8 by 16, fragments as the ISA gives them (mma.m16n8k16 with .f16 and .bf16).
-template <bool Bfloat>
+// D = A B + C of 16 by 8 by Depth, fragments as the ISA gives them (mma.m16n8k16 and .m16n8k8 with .f16 and .bf16).
+template <bool Bfloat, int Depth>
 void mma(Warp &w, const Inst &i, uint32_t mask) {
     if (mask != kAll) { w.block->fault(w, i, 0, "mma.sync without all lanes"); }
     const auto number = [](uint16_t h) { return Bfloat ? bfloat_to_float(h) : half_to_float(h); };
-    float a[16][16], bt[16][8], c[16][8];
+    float a[16][Depth], bt[Depth][8], c[16][8];
     for (int l = 0; l < kLanes; ++l) {
         const int row = l / 4, col = l % 4 * 2;
-        for (int e = 0; e < 4; ++e) {
+        for (int e = 0; e < Depth / 4; ++e) {
             const uint32_t v = w.lanes<uint32_t>(i.r[4 + e])[l];
             a[row + e % 2 * 8][col + e / 2 * 8] = number(uint16_t(v));
             a[row + e % 2 * 8][col + e / 2 * 8 + 1] = number(uint16_t(v >> 16));
@@ -124,7 +124,7 @@ void mma(Warp &w, const Inst &i, uint32_t mask) {
     const uint32_t *more = reinterpret_cast<const uint32_t *>(i.offset);
     for (int l = 0; l < kLanes; ++l) {
         const int row = l / 4, col = l % 4 * 2;
-        for (int e = 0; e < 2; ++e) {
+        for (int e = 0; e < Depth / 8; ++e) {
             const uint32_t v = w.lanes<uint32_t>(more[e])[l];
             bt[col + e * 8][row] = number(uint16_t(v));
             bt[col + e * 8 + 1][row] = number(uint16_t(v >> 16));
@@ -132,7 +132,7 @@ void mma(Warp &w, const Inst &i, uint32_t mask) {
         for (int e = 0; e < 4; ++e) { c[row + e / 2 * 8][col + e % 2] = w.lanes<float>(more[2 + e])[l]; }
     }
     for (int m = 0; m < 16; ++m) {
-        for (int k = 0; k < 16; ++k) {
+        for (int k = 0; k < Depth; ++k) {
             for (int n = 0; n < 8; ++n) { c[m][n] = std::fma(a[m][k], bt[k][n], c[m][n]); }
         }
     }
@@ -478,6 +478,7 @@ OPERATION(Negate, decltype(a)(0 - a))
 OPERATION(NegateReal, -a)
 OPERATION(NegateHalf, a ^ 0x8000)
 OPERATION(NegateHalves, a ^ 0x80008000)
+OPERATION(AbsHalves, a & 0x7fff7fff)
 OPERATION(Abs, std::abs(a))
 OPERATION(Exp2, std::exp2(a))
 OPERATION(Log2, std::log2(a))
@@ -1214,19 +1215,20 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
         inst.run = many.size() == 4 ? (trans ? load_matrix<4, true> : load_matrix<4, false>)
                  : many.size() == 2 ? (trans ? load_matrix<2, true> : load_matrix<2, false>)
                                     : (trans ? load_matrix<1, true> : load_matrix<1, false>);
-    } else if (name == "mma" && has(op, "m16n8k16")) {
+    } else if (name == "mma" && (has(op, "m16n8k16") || has(op, "m16n8k8"))) {
+        const int depth = has(op, "m16n8k8") ? 8 : 16;
         auto list = std::make_unique<uint32_t[]>(6);
         const auto d = vector(args.at(0)), a = vector(args.at(1)), b = vector(args.at(2)), c = vector(args.at(3));
         for (int n = 0; n < 4; ++n) {
             inst.r[n] = operand(d.at(n), Type::f32).at;
-            inst.r[4 + n] = operand(a.at(n), Type::b32).at;
+            if (n < depth / 4) { inst.r[4 + n] = operand(a.at(n), Type::b32).at; }
             list[2 + n] = operand(c.at(n), Type::f32).at;
         }
-        for (int n = 0; n < 2; ++n) { list[n] = operand(b.at(n), Type::b32).at; }
+        for (int n = 0; n < depth / 8; ++n) { list[n] = operand(b.at(n), Type::b32).at; }
         inst.offset = int64_t(reinterpret_cast<intptr_t>(list.get()));
         lists_.push_back(std::move(list));
         const std::string types = op[op.size() - 4] + op[op.size() - 3] + op[op.size() - 2] + op[op.size() - 1];
-        inst.run = types == "f32f16f16f32" ? mma<false> : types == "f32bf16bf16f32" ? mma<true> : nullptr;
+        inst.run = types == "f32f16f16f32" ? (depth == 8 ? mma<false, 8> : mma<false, 16>) : types == "f32bf16bf16f32" ? (depth == 8 ? mma<true, 8> : mma<true, 16>) : nullptr;
     } else if (name == "shfl") {
         const auto to = words(args.at(0), "|");
         inst.r[0] = operand(to[0], Type::b32).at;
@@ -1373,9 +1375,15 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
         }
     } else if (name == "min" || name == "max") {
         const bool least = name == "min";
-        const bool or_nan = has(op, "NaN"), halves = t == Type::f16x2;
-        if (has(op, "xorsign") || (or_nan ? !halves && t != Type::f32 : halves || t == Type::f16 || t == Type::bf16 || t == Type::bf16x2)) { throw Fault("max.xorsign"); }
-        two(halves   ? (least ? binary<uint32_t, uint32_t, uint32_t, Halves<MinOrNaN, false>> : binary<uint32_t, uint32_t, uint32_t, Halves<MaxOrNaN, false>>)
+        const bool or_nan = has(op, "NaN"), halves = t == Type::f16x2, bfloats = t == Type::bf16x2;
+        if (has(op, "xorsign") || t == Type::f16 || t == Type::bf16 || (or_nan && !halves && !bfloats && t != Type::f32)) { throw Fault("max.xorsign"); }
+        const auto of_halves = [&]<bool Bfloat>() {
+            using Run = decltype(&binary<uint32_t, uint32_t, uint32_t, Halves<MinOrNaN, Bfloat>>);
+            return least ? (or_nan ? Run(binary<uint32_t, uint32_t, uint32_t, Halves<MinOrNaN, Bfloat>>) : binary<uint32_t, uint32_t, uint32_t, Halves<MinReal, Bfloat>>)
+                         : (or_nan ? Run(binary<uint32_t, uint32_t, uint32_t, Halves<MaxOrNaN, Bfloat>>) : binary<uint32_t, uint32_t, uint32_t, Halves<MaxReal, Bfloat>>);
+        };
+        two(halves    ? of_halves.template operator()<false>()
+            : bfloats ? of_halves.template operator()<true>()
             : or_nan ? (least ? binary<float, float, float, MinOrNaN> : binary<float, float, float, MaxOrNaN>)
             : t == Type::f32 ? (least ? binary<float, float, float, MinReal> : binary<float, float, float, MaxReal>)
                              : least ? integer2<Min>(t, 1) : integer2<Max>(t, 1), t, t, t);
@@ -1388,7 +1396,8 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
             : t == Type::f16 || t == Type::bf16 ? unary<uint32_t, uint32_t, NegateHalf>
             : t == Type::f16x2 || t == Type::bf16x2 ? unary<uint32_t, uint32_t, NegateHalves> : bytes(t) == 8 ? unary<uint64_t, uint64_t, Negate> : unary<uint32_t, uint32_t, Negate>, t, t);
     } else if (name == "abs") {
-        one(t == Type::f32 ? unary<float, float, Abs> : t == Type::s32 ? unary<int32_t, int32_t, Abs> : nullptr, t, t);
+        one(t == Type::f32 ? unary<float, float, Abs> : t == Type::s32 ? unary<int32_t, int32_t, Abs>
+            : t == Type::f16x2 || t == Type::bf16x2 ? unary<uint32_t, uint32_t, AbsHalves> : nullptr, t, t);
     } else if (t == Type::f32) {
         one(name == "ex2" ? unary<float, float, Exp2> : name == "lg2" ? unary<float, float, Log2> : name == "rcp" ? unary<float, float, Reciprocal>
             : name == "sqrt" ? unary<float, float, Sqrt> : name == "rsqrt" ? unary<float, float, Rsqrt> : name == "tanh" ? unary<float, float, Tanh>

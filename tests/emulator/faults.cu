@@ -1,6 +1,9 @@
 // Kernels that are wrong in one way each, and one that is right: what the emulator must say of them.
+#include <cmath>
 #include <cstdio>
 #include <cstring>
+
+#include <cuda_fp16.h>
 
 constexpr int kSize = 1024;
 
@@ -47,6 +50,28 @@ __global__ void arithmetic(float *data) {
     data[64 + lane] = float(other + int(odd >> 28) + shifted) + float(lane) / 3.f;
 }
 
+// A matrix of rows and keys times a diagonal of twos, and the largest of two halves each; how many lanes got something else.
+__global__ void product(float *data) {
+    const int lane = threadIdx.x, row = lane / 4, key = lane % 4 * 2;
+    const auto pair = [](const float x, const float y) {
+        const __half2 halves = __floats2half2_rn(x, y);
+        return reinterpret_cast<const unsigned &>(halves);
+    };
+    const unsigned upper = pair(row * 10 + key, row * 10 + key + 1), lower = pair(row * 10 + 80 + key, row * 10 + 80 + key + 1);
+    const unsigned diagonal = pair(key == row ? 2 : 0, key + 1 == row ? 2 : 0);
+    float sums[4] = {1, 2, 3, 4};
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(upper), "r"(lower), "r"(diagonal));
+    bool wrong = false;
+    for (int n = 0; n < 4; ++n) { wrong = wrong || sums[n] != n + 1 + 2 * (row * 10 + n / 2 * 80 + key + n % 2); }
+    unsigned size, known, either;
+    asm("abs.f16x2 %0, %1;" : "=r"(size) : "r"(pair(-3, 5)));
+    asm("max.f16x2 %0, %1, %2;" : "=r"(known) : "r"(pair(NAN, -INFINITY)), "r"(pair(-7, 2)));
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(either) : "r"(0x7fc0bf80), "r"(0x3f800000));
+    wrong = wrong || size != pair(3, 5) || known != pair(-7, 2) || (either & 0xffff) != 0 || either >> 16 < 0x7f81;
+    data[64] = __popc(__ballot_sync(0xffffffffu, wrong));
+}
+
 // 2**-26 times 2**26 where ptxas fuses the product, as it may unless a rounding is named, and 0 where the product is rounded.
 template<bool Rounded>
 __global__ void square(float *data) {
@@ -66,7 +91,7 @@ int main(int, char **arguments) {
     cudaMalloc(&data, kSize * sizeof(float));
     for (int n = 0; n < kSize; ++n) { data[n] = float(n); }
     const char *name = arguments[1];
-    const dim3 block(!std::strcmp(name, "arithmetic") || !std::strcmp(name, "absent") ? 32 : 64);
+    const dim3 block(!std::strcmp(name, "arithmetic") || !std::strcmp(name, "product") || !std::strcmp(name, "absent") ? 32 : 64);
     if (!std::strcmp(name, "right")) { right<<<1, block>>>(data); }
     if (!std::strcmp(name, "race")) { race<<<1, block>>>(data); }
     if (!std::strcmp(name, "beyond")) { beyond<<<1, block>>>(data); }
@@ -76,6 +101,7 @@ int main(int, char **arguments) {
     if (!std::strcmp(name, "copied")) { copy<true><<<1, block>>>(data); }
     if (!std::strcmp(name, "unwaited")) { copy<false><<<1, block>>>(data); }
     if (!std::strcmp(name, "arithmetic")) { arithmetic<<<1, block>>>(data); }
+    if (!std::strcmp(name, "product")) { product<<<1, block>>>(data); }
     if (!std::strcmp(name, "fused")) { square<false><<<1, block>>>(data); }
     if (!std::strcmp(name, "rounded")) { square<true><<<1, block>>>(data); }
     if (!std::strcmp(name, "lowered")) {

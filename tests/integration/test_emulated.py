@@ -64,6 +64,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("copied", 0, "3.0"),
         ("unwaited", 0, "nan"),
         ("arithmetic", 0, ""),
+        ("product", 0, "0.0"),
         ("fused", 0, "1.0"),
         ("rounded", 0, "0.0"),
     ],
