@@ -22,7 +22,7 @@ from flash_attn import (
 from harness import DTYPES, KERNELS, Config, Draw, Rows, Sequence, assert_accurate, assert_same_bits, dense, reference
 from hypothesis import given
 from hypothesis import strategies as st
-from masks import assert_close, by_definition, draw_inputs, strided
+from masks import assert_close, assert_that_no_number_but_infinity_hides, by_definition, draw_inputs, strided
 from torch import Tensor
 
 WITH_BACKWARD = any(name.startswith("bwd") for name in KERNELS)
@@ -204,13 +204,14 @@ def test_gradients_of_calls_that_share_a_kernel_leave_its_limit_of_shared_memory
 @pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, -1e9, -1e30, -65504.0])
 @pytest.mark.parametrize("options", [{"softmax_scale": 1.0}, {"softcap": 30.0}, {}], ids=str)
 @pytest.mark.parametrize("hidden", [44, 270])
-def test_large_negative_biases_hide_as_a_mask_does(value: float, options: dict[str, float], hidden: int) -> None:
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_large_negative_biases_hide_as_a_mask_does(value: float, options: dict[str, float], hidden: int, dtype: str) -> None:
     """Padding comes last and is visited first: the scores that all rows begin with are such."""
     config = Config(head_dim=DIM, heads=2, heads_k=2)
     config.need("split")
     q, k, v = (t.requires_grad_() for t in draw_inputs(3, config, 1, 70, 600))
     seen = torch.arange(600) < 600 - hidden
-    bias = torch.where(seen, 0.0, value)
+    bias = torch.where(seen, 0.0, value).to(DTYPES[dtype])
     for mode in (False, True):
         with deterministic_mode(mode, 256):
             out, expected = flash_attn_func(q, k, v, attn_bias=bias, **options), flash_attn_func(q, k, v, attn_mask=seen, **options)
@@ -224,8 +225,9 @@ def test_a_query_all_of_whose_biases_are_the_least_attends_as_without() -> None:
     config = Config(head_dim=DIM, heads=1, heads_k=1)
     config.need("split")
     q, k, v = draw_inputs(3, config, 1, 3, 300)
-    out = flash_attn_func(q, k, v, attn_bias=torch.full((3, 300), torch.finfo(torch.float32).min))
-    assert (out - flash_attn_func(q, k, v)).abs().max() < 5e-3  # scores that large have a coarser grid
+    for dtype in (torch.float16, torch.float32):
+        out = flash_attn_func(q, k, v, attn_bias=torch.full((3, 300), torch.finfo(dtype).min, dtype=dtype))
+        assert (out - flash_attn_func(q, k, v)).abs().max() < 5e-3  # scores that large have a coarser grid
 
 
 def test_nan_in_a_bias_is_not_lost() -> None:
@@ -325,6 +327,15 @@ def test_a_bias_has_the_same_bits_from_any_byte_on(dtype: torch.dtype) -> None:
     for view in (*views, odd, bias.transpose(1, 2).contiguous().transpose(1, 2)):
         for name, result, own in zip(("out", "dq", "dk", "dv"), expected, results(view), strict=False):
             assert_same_bits(own, result, f"{name}, strides {view.stride()}, offset {view.storage_offset()}")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize(("scale", "softcap"), [(None, 0.0), (0.125, 0.0), (None, 30.0)])
+def test_no_number_but_infinity_hides(dtype: str, scale: float | None, softcap: float) -> None:
+    """The inverse of a scale may be one number of float16, or a sum of two."""
+    config = Config(head_dim=DIM, heads=2, heads_k=1, softcap=softcap)
+    config.need("split")
+    assert_that_no_number_but_infinity_hides(config, dtype, scale, WITH_BACKWARD)
 
 
 def test_hidden_keys_and_values_change_nothing() -> None:
@@ -436,6 +447,13 @@ DENSE = r"allowed is \(2 or 1, 4 or 2 or 1, 5 or 1, 7 or 1\)"
         (call, {"attn_bias": torch.ones(5, 7, dtype=torch.int32)}, TypeError, "attn_bias has dtype Int"),
         (call, {"attn_mask": mask(5, 7), "dropout_p": 0.1}, NotImplementedError, "do not go with dropout_p > 0"),
         (call, {"attn_bias": torch.ones(5, 7), "softmax_scale": 0.0}, ValueError, "softmax_scale=0"),
+        (
+            call,
+            {"attn_bias": torch.ones(5, 7).half(), "softmax_scale": 1e-6},
+            ValueError,
+            "of dtype Half does not go with softmax_scale=1e-06; Float does",
+        ),
+        (call, {"attn_bias": torch.ones(5, 7).half(), "softcap": 1e-6}, ValueError, "of dtype Half does not go with softcap=1e-06; Float does"),
         (
             call_packed,
             {"attn_mask": mask(2, 4, 5, 7)},

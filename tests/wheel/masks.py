@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from harness import Config, Draw, Sequence, reference
+from flash_attn import deterministic_mode, flash_attn_func
+from harness import DTYPES, Config, Draw, Sequence, assert_same_bits, reference
 from torch import Tensor
 
 
@@ -61,3 +64,53 @@ def draw_inputs(seed: int, config: Config, batch: int, len_q: int, len_k: int) -
     draw = Draw(seed)
     sequences = [draw.sequence(config, len_q, len_k) for _ in range(batch)]
     return [torch.stack([getattr(s, name) for s in sequences]) for name in "qkv"]
+
+
+def ways(bias: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The same bias (heads, queries, keys) as kernels bring it by different ways."""
+    yield "rows at sixteen bytes", torch.nn.functional.pad(bias, [0, -bias.shape[-1] % 8])[..., : bias.shape[-1]]
+    yield "rows anywhere", strided(bias[None], 1, (0, 1, 2, 3), 1)[0]
+    yield "keys apart", bias.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def everything(inputs: list[Tensor], upstream: Tensor, with_gradients: bool, **options: Any) -> dict[str, Tensor]:
+    """Results of a call with the mode on, and gradients."""
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    with deterministic_mode(split_size=256):
+        out, lse, _ = flash_attn_func(*leaves, return_attn_probs=True, **options)
+        gradients = torch.autograd.grad(out, leaves, upstream) if with_gradients else ()
+    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=False))}
+
+
+def assert_that_no_number_but_infinity_hides(config: Config, dtype: str, scale: float | None, with_gradients: bool = True) -> None:
+    """-inf in a bias has the bits of a mask; what lies in keys that a mask hides changes none, and NaN elsewhere is not lost.
+
+    With a softcap scores before the bias are small, and each of their bits weighs: it would show if what lies beside a
+    score moved one.
+    """
+    draw = Draw(5)
+    sequence = draw.sequence(config, 140, 301)
+    inputs = [t[None] for t in (sequence.q, sequence.k, sequence.v)]
+    upstream = torch.randn(inputs[0].shape, generator=draw.generator, device=inputs[0].device).to(inputs[0].dtype)
+    uniform = torch.rand((config.heads, 140, 301), generator=draw.generator, device=inputs[0].device)
+    mask, bias = uniform < 0.7, (8 * uniform - 4).to(DTYPES[dtype])
+    mask[:, 3], mask[:, :, 128:192] = False, False
+    nothing, largest = torch.zeros_like(bias), 65280.0 if dtype == "bf16" else 65504.0
+    options = {"softmax_scale": scale, "softcap": config.softcap}
+    hidden = everything(inputs, upstream, with_gradients, **options, attn_mask=mask)
+    both = everything(inputs, upstream, with_gradients, **options, attn_mask=mask, attn_bias=bias)
+    for way, own in ways(nothing.masked_fill(~mask, -math.inf)):
+        found = everything(inputs, upstream, with_gradients, **options, attn_bias=own)
+        for name, result in found.items():
+            assert_same_bits(result, hidden[name], f"-inf for a mask, {way}, {name}")
+    for garbage in (math.nan, math.inf, -math.inf, largest, -largest):
+        for way, own in ways(bias.masked_fill(~mask, garbage)):
+            found = everything(inputs, upstream, with_gradients, **options, attn_mask=mask, attn_bias=own)
+            for name, result in found.items():
+                assert_same_bits(result, both[name], f"{garbage} in hidden keys, {way}, {name}")
+    bias[0, 7, 13], mask[0, 7, 13] = math.nan, True
+    for way, own in ways(bias):
+        out = everything(inputs, upstream, False, **options, attn_mask=mask, attn_bias=own)["out"]
+        assert out[0, 7, 0].isnan().all(), f"NaN in a key that is seen, {way}"
+        out[0, 7, 0] = both["out"][0, 7, 0]
+        assert_same_bits(out, both["out"], f"the other rows beside NaN, {way}")

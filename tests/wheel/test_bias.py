@@ -6,6 +6,7 @@ The rows' contract with both is in test_contract.py and test_gradients.py.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import flash_attn_2_cuda
@@ -13,7 +14,7 @@ import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func
 from harness import DEVICE, DTYPES, Config, assert_same_bits, seed_of
-from masks import assert_close, by_definition, draw_inputs, strided
+from masks import assert_close, assert_that_no_number_but_infinity_hides, by_definition, draw_inputs, strided
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not flash_attn_2_cuda.has_attn_bias, reason="this wheel has no attn_mask and attn_bias")]
@@ -215,6 +216,14 @@ def test_a_sequence_all_of_whose_keys_a_shared_mask_hides_has_zeros(head_dim: in
     assert_same_bits(out[1:], alone, "the other sequence, alone")
 
 
+@pytest.mark.parametrize(("scale", "softcap"), [(None, 0.0), (0.125, 0.0), (1.0, 0.0), (0.01, 0.0), (None, 30.0)])
+@pytest.mark.parametrize("config", [Config(head_dim=d, dtype=t, heads=4, heads_k=2) for d in (64, 128) for t in ("fp16", "bf16")], ids=str)
+@pytest.mark.parametrize("of_queries_type", [True, False])
+def test_no_number_but_infinity_hides(config: Config, scale: float | None, softcap: float, of_queries_type: bool) -> None:
+    config.need("split", "bwd")
+    assert_that_no_number_but_infinity_hides(replace(config, softcap=softcap), config.dtype if of_queries_type else "fp32", scale)
+
+
 def test_a_bias_on_another_device_is_an_error() -> None:
     Config().need("split")
     q = torch.zeros(1, 5, 4, 64, device=DEVICE).half()
@@ -225,13 +234,15 @@ def test_a_bias_on_another_device_is_an_error() -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, -1e9, -1e30, -65504.0])
 @pytest.mark.parametrize("options", [{"softmax_scale": 1.0}, {"softcap": 30.0}, {}], ids=str)
-def test_large_negative_biases_hide_as_a_mask_does(dtype: str, value: float, options: dict[str, float]) -> None:
+@pytest.mark.parametrize("of_queries_type", [True, False])
+def test_large_negative_biases_hide_as_a_mask_does(dtype: str, value: float, options: dict[str, float], of_queries_type: bool) -> None:
     """Padding comes last and is visited first: the scores that all rows begin with are such."""
     config = Config(heads=2, heads_k=2, dtype=dtype, head_dim=128)
     config.need("split", "bwd")
     q, k, v = (t.requires_grad_() for t in draw_inputs(3, config, 1, 70, 900))
     seen = torch.arange(900, device=DEVICE) < 500
-    out, expected = flash_attn_func(q, k, v, attn_bias=torch.where(seen, 0.0, value), **options), flash_attn_func(q, k, v, attn_mask=seen, **options)
+    bias = torch.where(seen, 0.0, value).to(q.dtype if of_queries_type else torch.float32)
+    out, expected = flash_attn_func(q, k, v, attn_bias=bias, **options), flash_attn_func(q, k, v, attn_mask=seen, **options)
     assert_close("out", out, expected.double(), expected)
     for got, right in zip(*(torch.autograd.grad(o, (q, k, v), torch.ones_like(o)) for o in (out, expected)), strict=True):
         assert_close("gradient", got, right.double(), right)
