@@ -395,6 +395,8 @@ def load(path: Path) -> Matrix:
         mistakes = [_mistake(path, text, d["loc"], _explain(d, _keys_allowed(d["loc"]))) for d in e.errors()]
         raise MatrixError("\n".join(str(m) for m in mistakes)) from None
     for name, table in parsed.targets.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise _mistake(path, text, ("targets", name), "a target's name is a folder's, of letters, digits, '.', '_' and '-'")
         known = parsed.torch_cuda.get(table.torch)
         if known is None:
             listed = ", ".join(parsed.torch_cuda)

@@ -66,6 +66,7 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
             'torch = "2.6.0"\npython = ["3.10", "3.11", "3.12", "3.13"]\narch = ["90", "120"]',
             ["targets.cu124-torch2.6.arch: nvcc 12.4 knows no compute capability 120 (CUDA 12.8 and later)"],
         ),
+        ('[targets."cu130-torch2.11"]', '[targets."cu130/../x"]', ["targets.cu130/../x: a target's name is a folder's"]),
         ("[fork]", "[frok]", ["frok: unknown key; allowed are upstream, fork, torch-cuda, releases, images, shared-ptx, toolkits, targets"]),
     ],
 )
