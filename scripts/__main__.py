@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -92,12 +93,16 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main_inner(sys.argv[1:])
+        sys.stdout.flush()
     except BuildError as e:
         console.error(str(e))
         raise SystemExit(e.exit_code) from e
     except KeyboardInterrupt as e:
         console.error(str(e) or "interrupted.")
         raise SystemExit(130) from None
+    except BrokenPipeError:  # what reads our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except OSError as e:
         if e.filename is None:
             raise

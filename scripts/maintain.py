@@ -12,7 +12,24 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 from rich.table import Table
 
-from scripts import changes, console, files, guards, kernels, lint, matrix, move, releases, series, steps, timings, toolchain, tree, upstream
+from scripts import (
+    affected,
+    changes,
+    console,
+    files,
+    guards,
+    kernels,
+    lint,
+    matrix,
+    move,
+    releases,
+    series,
+    steps,
+    timings,
+    toolchain,
+    tree,
+    upstream,
+)
 from scripts.errors import SeriesError, UpstreamError, UsageError
 from scripts.git import Repository
 from scripts.rebase import Rebase, Report
@@ -132,7 +149,41 @@ def _export(options: argparse.Namespace) -> None:
         console.result(asdict(done))
 
 
+def _reach(options: argparse.Namespace) -> None:
+    """Of one patch: what it touches, and what comes out otherwise with it."""
+    loaded = load()
+    with view(options.source) as (patches, applied):
+        place = patches.named(options.patch)
+        patch = patches.patches[place]
+        repository = Repository(applied.root, SeriesError)
+        commit = repository.commits(applied.base, applied.commit)[place]
+        found = affected.reach(repository, applied.base, commit, patch, ROOT)
+    words = ",".join(matrix.spell_kernels(found.kernels)) if found.kernels else ""
+    by_target = {target.name: [k.name for k in target.kernels if k in found.kernels] for target in loaded.targets}
+    if options.json:
+        console.result(
+            {"patch": patch.name, **asdict(found), "kernels": [k.name for k in found.kernels], "kernel_words": words, "targets": by_target}
+        )
+        return
+    table = Table("what", f"{patch.number} {patch.subject}", show_lines=True)
+    table.add_row(f"upstream {loaded.upstream.version}", "\n".join(found.upstream) or "none of its lines")
+    table.add_row("files of ours", "\n".join(found.own) or "–")
+    count = f"{len(found.kernels)} of {len(matrix.ALL_KERNELS)}"
+    table.add_row(
+        "kernel files", f"{count}, by what they include (--kernels {words}); nox -s compare tells which kernels" if words else f"{count} include it"
+    )
+    compiled = [f"{name}: {len(names)} kernel files" for name, names in by_target.items() if names]
+    table.add_row(
+        "wheels", "\n".join(compiled or [f"all {len(by_target)} targets, their binding or Python files alone" if found.binding else "none"])
+    )
+    table.add_row("tests", "\n".join(found.tests) or "none named by its guards or message")
+    console.out.print(table)
+
+
 def _patches(options: argparse.Namespace) -> None:
+    if options.patch:
+        _reach(options)
+        return
     with view(options.source) as (patches, applied):
         repository = Repository(applied.root, SeriesError)
         commits = repository.commits(applied.base, applied.commit)
@@ -384,7 +435,13 @@ def add_commands(commands: Any) -> None:
     one = add("export", _export, "write the commits of build/source back to patches/", needs_source=False)
     one.add_argument("--check", action="store_true", help="write nothing; fail where patches/ is not what build/source says")
 
-    add("patches", _patches, "list the patches: what each is for, touches and guards, and which others it needs")
+    one = add("patches", _patches, "list the patches: what each is for, touches and guards, and which others it needs")
+    one.add_argument(
+        "patch",
+        metavar="PATCH",
+        nargs="?",
+        help="of this one: which lines of upstream's it touches, which kernel files and wheels it reaches, which tests",
+    )
     one = add("lint", _lint, "check headers, trailers, series file, paths and whitespace of the patches", needs_source=False)
     one.add_argument("patches", metavar="FOLDER", nargs="?", type=Path, default=PATCHES, help="default: patches/")
     add("guards", _guards, "run each patch's guard on the tree without it, which must fail, and with it, which must pass")

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import zipfile
@@ -42,6 +43,16 @@ COMMANDS = [
 
 def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_reader_who_has_had_enough_gets_no_stack() -> None:
+    command = [sys.executable, "-m", "scripts", "lint", "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize("command", [[], *([c] for c in COMMANDS)])
