@@ -79,6 +79,10 @@ def is_imperative(subject: str) -> bool:
     return verb in _IMPERATIVES or not verb.endswith(("ed", "ing", "s"))
 
 
+def _start_of_diff(lines: list[str]) -> int:
+    return next(i for i, line in enumerate(lines) if line.startswith("diff --git "))
+
+
 def _header(path: Path, patch: series.Patch, lines: list[str]) -> Iterator[Problem]:
     at = next((i for i, line in enumerate(lines, 1) if line.startswith("Subject:")), 1)
     if len(patch.subject) > SUBJECT_LENGTH:
@@ -93,7 +97,7 @@ def _header(path: Path, patch: series.Patch, lines: list[str]) -> Iterator[Probl
             at,
             f"the message does not say why (it has fewer than {WORDS_OF_WHY} words): what upstream does, why that is wrong for us, how it was proved.",
         )
-    for place, text in enumerate(lines[: next(i for i, line in enumerate(lines) if line.startswith("diff --git "))], 1):
+    for place, text in enumerate(lines[: _start_of_diff(lines)], 1):
         if match := re.search(r"--(?:patch|through) \d+|\b[Pp]atch(?:es)? \d+\b", text):
             yield Problem(path, place, f"{match[0]!r}: numbers change when patches come and go; name a part of the subject.")
     trailer = next((i for i, line in enumerate(lines, 1) if line.startswith("Upstream-Status:")), at)
@@ -120,7 +124,7 @@ def _whitespace(path: Path, number: int, line: str, file: str) -> Iterator[Probl
 
 
 def _diff(path: Path, lines: list[str]) -> Iterator[Problem]:
-    start = next(i for i, line in enumerate(lines) if line.startswith("diff --git "))
+    start = _start_of_diff(lines)
     file = ""
     for number, line in enumerate(lines[start:], start + 1):
         if match := re.match(r"diff --git a/(\S+) b/(\S+)", line):

@@ -339,9 +339,11 @@ class Rebase:
         lines += [
             f"  what {new} changed there: git -C {self.source} diff {state.old_base[:12]} {state.new_base[:12]} -- FILE",
             f"  the patch as it was:      git -C {self.source} show {self._next(state, self._space(state))[1][:12]}   (against {old})",
-            *([] if whole else [f"  to resolve it:            edit the files in {self.source}, then {_GO_ON}"]),
-            f"  or: {_ABORT}" if whole else f"  or: {_SKIP}   or: {_ABORT}",
         ]
+        if whole:
+            lines.append(f"  or: {_ABORT}")
+        else:
+            lines += [f"  to resolve it:            edit the files in {self.source}, then {_GO_ON}", f"  or: {_SKIP}   or: {_ABORT}"]
         return "\n".join(lines)
 
     def _history(self, state: State, judged: move.Move) -> list[str]:
@@ -384,7 +386,8 @@ class Rebase:
             raise ActionNeeded(
                 f"{what}, while {', '.join(_WRITTEN)} were written: some are, some are not. Mend that, then {_GO_ON}; or {_ABORT}"
             ) from e
-        written, removed = self._changed()
+        # Since the rebase began, in however many runs.
+        written = work_tree.changed(work_tree.held(self.folder / "before/patches"), work_tree.held(folder))
         range_diff = repository.run(
             "range-diff", "--no-color", "--creation-factor=90", f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD", writes=False
         )
@@ -397,8 +400,8 @@ class Rebase:
             tuple(k.name for k in touched),
             ",".join(matrix_model.spell_kernels(touched)) if touched else "",
             linked,
-            written,
-            removed,
+            written.written,
+            written.removed,
         )
         reports = self.root / "build/reports"
         reports.mkdir(parents=True, exist_ok=True)
@@ -406,12 +409,6 @@ class Rebase:
         files.write(reports / name, json.dumps(report.as_json(), indent=1) + "\n")
         self._remove()
         return report
-
-    def _changed(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The files of patches/ that are not what they were before, and those that are gone."""
-        folders = (self.folder / "before/patches", self.root / "patches")
-        old, new = ({p.name: p.read_bytes() for p in folder.iterdir() if p.suffix == ".patch" or p.name == series.LISTING} for folder in folders)
-        return tuple(sorted(name for name in new if old.get(name) != new[name])), tuple(sorted(old.keys() - new.keys()))
 
     def _exported(self, state: State, repository: Repository) -> dict[str, bytes]:
         """The moved patches; every one that was not skipped is among them."""

@@ -284,6 +284,18 @@ def _exchange(one: Path, other: Path) -> None:
         raise SeriesError(f"could not swap {one} and {other}: {os.strerror(code)}.")
 
 
+def held(folder: Path) -> dict[str, bytes]:
+    """The patches and the ``series`` that lie in a folder, by file name; none where there is no folder."""
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix == ".patch" or p.name == model.LISTING} if folder.is_dir() else {}
+
+
+def changed(before: dict[str, bytes], after: dict[str, bytes]) -> Exported:
+    """Which files are written and removed between the two."""
+    return Exported(
+        tuple(sorted(name for name, content in after.items() if before.get(name) != content)), tuple(sorted(before.keys() - after.keys()))
+    )
+
+
 def write_folder(folder: Path, patches: dict[str, bytes], notes: Sequence[str] = ()) -> Exported:
     """Make ``folder`` hold exactly these patches, in this order.
 
@@ -292,11 +304,7 @@ def write_folder(folder: Path, patches: dict[str, bytes], notes: Sequence[str] =
     old, footer = model.listing(folder) if (folder / model.LISTING).is_file() else ((), ())
     footer = (*footer, *(note for note in notes if note not in footer))
     after = patches | {model.LISTING: model.render_listing(list(patches), old, footer).encode()}
-    managed = [p for p in folder.iterdir() if p.suffix == ".patch" or p.name == model.LISTING] if folder.is_dir() else []
-    before = {p.name: p.read_bytes() for p in managed}
-    changes = Exported(
-        tuple(sorted(name for name, content in after.items() if before.get(name) != content)), tuple(sorted(before.keys() - after.keys()))
-    )
+    changes = changed(held(folder), after)
     if not (changes.written or changes.removed):
         return changes
     sweep(folder.parent / f".{folder.name}")

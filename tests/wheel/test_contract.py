@@ -63,13 +63,20 @@ def compare(config: Config, alone: Call, transformed: Call, control: Callable[..
         control(not transformed().same(alone()), must_differ)
 
 
+def compare_in_a_batch(
+    config: Config, batch: list[Sequence], which: int, control: Callable[..., None], must_differ: bool = False, split_size: int = 512
+) -> None:
+    """One sequence alone and among the others."""
+    compare(config, lambda: dense(config, [batch[which]]), lambda: dense(config, batch, which), control, must_differ, split_size)
+
+
 @configs
 @pytest.mark.parametrize(("len_q", "len_k"), [(64, 64), (128, 2048), (300, 1777), (1, 4096), (513, 513)])
 @pytest.mark.parametrize("position", [0, 3])
 def test_batch_size_and_position(config: Config, len_q: int, len_k: int, position: int, control: Callable[..., None]) -> None:
     draw = Draw(seed_of(config, len_q, len_k, position))
     batch = [draw.sequence(config, len_q, len_k) for _ in range(8)]
-    compare(config, lambda: dense(config, [batch[position]]), lambda: dense(config, batch, position), control)
+    compare_in_a_batch(config, batch, position, control)
 
 
 FILLING = [
@@ -86,21 +93,16 @@ FILLING = [
 
 @pytest.mark.parametrize("config", FILLING, ids=str)
 @pytest.mark.parametrize("split_size", [512, 2048])
-def test_a_batch_that_fills_the_gpu(config: Config, split_size: int, control: Callable[..., None]) -> None:
+@pytest.mark.parametrize("len_k", [1776, 1777])  # a bias's rows begin at multiples of sixteen bytes, or anywhere
+def test_a_batch_that_fills_the_gpu(config: Config, split_size: int, len_k: int, control: Callable[..., None]) -> None:
     """Such calls have taller thread blocks, up to head dim 64 with a mask or a bias too; one sequence alone leaves the GPU idle."""
     config.need("split")
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
     batch = -(-2 * processors // (config.heads * 3))  # 300 rows make three blocks of 128; two blocks to a multiprocessor
-    draw = Draw(seed_of(config, "filled", split_size))
-    sequences = [draw.sequence(config, 300, 1777) for _ in range(batch)]
+    draw = Draw(seed_of(config, "filled", split_size, len_k))
+    sequences = [draw.sequence(config, 300, len_k) for _ in range(batch)]
     for which in (0, batch - 1):
-        compare(
-            config,
-            lambda which=which: dense(config, [sequences[which]]),
-            lambda which=which: dense(config, sequences, which),
-            control,
-            split_size=split_size,
-        )
+        compare_in_a_batch(config, sequences, which, control, split_size=split_size)
         assert_accurate(config, dense(config, sequences, which), sequences[which])
 
 
@@ -119,13 +121,7 @@ def test_shapes_at_which_upstream_fails(config: Config, batch: int, len_q: int, 
     draw = Draw(seed_of(config, batch, len_q, len_k))
     sequences = [draw.sequence(config, len_q, len_k) for _ in range(batch)]
     for which in range(batch):
-        compare(
-            config,
-            lambda which=which: dense(config, [sequences[which]]),
-            lambda which=which: dense(config, sequences, which),
-            control,
-            must_differ=True,
-        )
+        compare_in_a_batch(config, sequences, which, control, must_differ=True)
 
 
 @pytest.mark.parametrize("split_size", [256, 512, 2048])
