@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROOT = maintain.ROOT
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="nox -s", description="Build and prove deterministic FlashAttention wheels.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -43,7 +43,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.set_defaults(run=_verify, interrupted="interrupted; no proof was written.")
     maintain.add_commands(commands)
-    return parser
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # said with the usage of the command, not of all
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
 
 
 def _audit(options: argparse.Namespace) -> None:
@@ -73,7 +76,7 @@ def _verify(options: argparse.Namespace) -> None:
 
 def main_inner(arguments: Sequence[str]) -> None:
     """Run one command; raise what goes wrong."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     as_json = getattr(options, "json", False)
     if as_json:
         console.use_json()

@@ -267,7 +267,7 @@ def _made(loaded: matrix.Matrix, job: Job) -> set[matrix.Kernel]:
 
 def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
     """Say what builds will take, before the first, in containers (``inside``) or here. Kernels serve every Python and torch of one toolkit."""
-    table = Table("target", "Python", "makes", "kernel files", "there", "to compile", "arch", "CPU time, nothing cached")
+    table = Table("target", "Python", "makes", "kernel files", "there by then", "to compile", "arch", "CPU time, nothing cached")
     seen: dict[tuple[str, tuple[str, ...]], set[matrix.Kernel]] = {}
     for job in jobs:
         key = (job.target.cuda, job.architectures)

@@ -107,6 +107,8 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["bench", "build", "--python", "3.9"], "has no Python 3.9"),
         (["compare", "--arch", "70"], "invalid choice: '70'"),
         (["compare", "--patch", "0003", "--through", "0002"], "--through 0002: that patch comes before 0003-"),
+        (["build", "--targets", "x"], "usage: nox -s build"),
+        (["build", "--targets", "x"], "unrecognized arguments: --targets x"),
         (["bild"], "invalid choice: 'bild'"),
     ],
 )
