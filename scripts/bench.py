@@ -1,31 +1,36 @@
 """Measure what the build system saves, beside upstream's own ``setup.py`` on the same machine and the same kernel files.
 
-CPU seconds are those of the processes that ninja started, without a compile cache. Upstream's ``setup.py`` compiles all
-kernel files or none; it writes its commands for ninja, of which those for the chosen files are run.
+CPU seconds are those of the processes that ninja started, without a compile cache. A kernel file is compiled by both
+sides, one right after the other: a machine that is slower for a while is slower for both. Upstream's ``setup.py``
+compiles all kernel files or none; it writes its commands for ninja, of which those for the chosen files are run.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import re
 import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import zlib
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from ninja import ninja_syntax
 from rich.table import Table
 
-from scripts import build, console, kernels, maintain, matrix, speed, toolchain, tree, upstream, wheel
+from scripts import build, console, kernels, maintain, matrix, metered, speed, toolchain, tree, upstream, wheel
 from scripts.errors import CompileError, UsageError
 from scripts.git import Repository
-from scripts.process import last_lines
+from scripts.process import last_lines, quoted, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 _KERNELS = "hdim64,fp16"  # of each pass a file, causal and not
 _WHEELS = 16  # of a matrix of four torches and four Pythons
 _ARCHITECTURES = ("80", "90", "100", "120")  # that upstream's setup.py can be asked for
+_THEIRS = 1.6  # how much longer upstream's files take, for the time left
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,16 @@ class Spent:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two builds: its kernel files, its binding, and what they make, stripped and deflated as in a wheel."""
+    """One of the two builds: CPU seconds of its kernel files and its binding, and what they make, stripped and deflated as in a wheel."""
 
-    kernels: Spent
-    binding: Spent
+    kernels: dict[str, float]
+    binding: float
     deflated_bytes: int
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of all kernel files."""
+        return sum(self.kernels.values())
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ class Ours:
 
     Attributes:
         side: what upstream's is held against.
-        without_bias: the same kernel files without attn_mask and attn_bias; None where that was the choice.
+        without_bias: CPU seconds of the same kernel files without attn_mask and attn_bias; None where that was the choice.
         further: one more wheel from the same kernel objects.
         again: a build with nothing changed.
         recompiled: kernel files that a change of ``flash_api.cpp`` compiles again.
@@ -96,7 +107,7 @@ class Ours:
     """
 
     side: Side
-    without_bias: Spent | None
+    without_bias: dict[str, float] | None
     further: Spent
     again: Spent
     recompiled: int
@@ -105,9 +116,10 @@ class Ours:
 
 def lines(taken: Ours, theirs: Side) -> list[Line]:
     """The figures, each beside its goal: ratios to upstream's side or to ours without masks and biases, and seconds."""
-    ours, without, share = taken.side, taken.without_bias, taken.share
-    one, other = ours.kernels.cpu_seconds, theirs.kernels.cpu_seconds
-    bindings = tuple(_WHEELS * side.binding.cpu_seconds for side in (ours, theirs))
+    ours, share = taken.side, taken.share
+    one, other = ours.cpu_seconds, theirs.cpu_seconds
+    without = sum(taken.without_bias.values()) if taken.without_bias else 0
+    bindings = tuple(_WHEELS * side.binding for side in (ours, theirs))
     return [
         Line("nvcc, these kernel files", f"{one:.0f} CPU s", f"{other:.0f} CPU s", one / other, 0.6, "×"),
         Line(
@@ -118,11 +130,7 @@ def lines(taken: Ours, theirs: Side) -> list[Line]:
             1.1,
             "× one's",
         ),
-        *(
-            [Line("nvcc, for masks and biases", f"{one:.0f} CPU s, {without.cpu_seconds:.0f} without", "", one / without.cpu_seconds, 1.25, "×")]
-            if without
-            else []
-        ),
+        *([Line("nvcc, for masks and biases", f"{one:.0f} CPU s, {without:.0f} without", "", one / without, 1.25, "×")] if without else []),
         Line("a further torch or Python, installed", f"{taken.further.seconds:.0f} s", "", taken.further.seconds, 90, "s"),
         Line("nothing changed", f"{taken.again.seconds:.1f} s", "", taken.again.seconds, 5, "s"),
         Line("flash_api.cpp changed: kernel files compiled", str(taken.recompiled), "", taken.recompiled, 0, ""),
@@ -142,53 +150,103 @@ def _deflated(extension: Path) -> int:
 
 
 def _recompiled(plan: kernels.Plan) -> int:
-    """How many kernel files would be compiled again after a change of ``flash_api.cpp``, made as a commit."""
+    """How many kernel files would be compiled again after a change of ``flash_api.cpp``, made as a commit and taken back."""
     root = plan.tree.root
     repository = Repository(root, CompileError)
     with (root / "csrc/flash_attn/flash_api.cpp").open("a", encoding="utf-8") as file:
         file.write("// a change\n")
     repository.run("commit", "--quiet", "--all", "--message", "A change of the binding")
-    sources, kernel_sources = tree.sources(repository)
-    changed = replace(plan, tree=replace(plan.tree, sources=sources, kernel_sources=kernel_sources))
-    if kernels.binding_unit(changed).target.exists():
-        raise CompileError("a change of flash_api.cpp is not seen: the binding's object is taken for another's.")
-    return sum(not unit.target.exists() for unit in kernels.kernel_units(changed))
+    try:
+        sources, kernel_sources = tree.sources(repository)
+        changed = replace(plan, tree=replace(plan.tree, sources=sources, kernel_sources=kernel_sources))
+        if kernels.binding_unit(changed).target.exists():
+            raise CompileError("a change of flash_api.cpp is not seen: the binding's object is taken for another's.")
+        return sum(not unit.target.exists() for unit in kernels.kernel_units(changed))
+    finally:
+        repository.run("reset", "--quiet", "--hard", "HEAD~1")
 
 
-def _without_bias(plan: kernels.Plan, jobs: int | None) -> Spent | None:
-    """What the kernel files take without attn_mask and attn_bias; None where they are without them."""
-    bare = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
-    if bare == plan:
-        return None
-    spent: list[Spent] = []
-    console.step("The same without attn_mask and attn_bias")
-    with _spending(spent):
-        kernels.compile_units(bare, kernels.kernel_units(bare), jobs)
-    return spent[0]
+@dataclass(frozen=True)
+class _Compile:
+    """One file to compile on one side."""
+
+    side: str  # ours, bare (ours without masks and biases) or upstream
+    file: str  # its name, without the suffix
+    command: str  # for sh
+    target: Path
+    seconds: float  # expected
 
 
-def _ours(loaded: matrix.Matrix, job: build.Job, options: argparse.Namespace, folder: Path) -> tuple[Ours, kernels.Plan]:
-    spent: list[Spent] = []
-    built: list[build.Built] = []
-    console.step("This build system, without the compile cache")
-    _, applied = maintain.apply(loaded, options.source, folder / "source")
-    tools = toolchain.assemble(job.target, job.python, maintain.BUILD, cache=False)
-    plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
-    with _spending(spent):
-        made = kernels.compile_units(plan, kernels.kernel_units(plan), options.jobs)
-    with _spending(spent):
-        binding = kernels.compile_units(plan, [kernels.binding_unit(plan)], options.jobs)
-    extension = folder / "ours.so"
-    wheel.link(tools, [*binding.objects, *made.objects], extension, folder / "logs" / "link.log")
-    binding.objects[0].unlink()
-    one = argparse.Namespace(stock=False, source=options.source, jobs=options.jobs)
-    place = build.Place(folder, folder / "dist", cache=False)
-    for _ in range(2):  # a further torch or Python: its binding, link and wheel; then nothing changed
-        with _spending(spent):
-            built.append(build.build_one(loaded, job, one, place))
-    share = (built[0].compiled.built - 1) / len(job.kernels)  # but for the binding
-    without = _without_bias(plan, options.jobs)
-    return Ours(Side(spent[0], spent[1], _deflated(extension)), without, spent[2], spent[3], _recompiled(plan), share), plan
+def _commands(plan: kernels.Plan, file: Path, targets: Sequence[Path]) -> list[str]:
+    """How a ninja file makes each of its targets."""
+    ask: list[str | Path] = [plan.toolchain.ninja, "-C", file.parent, "-f", file.name, "-t", "commands"]
+    told = [run([*ask, target], error=CompileError, what=f"{file} does not make {target}").splitlines() for target in targets]
+    return [f"cd {quoted([file.parent])} && {commands[-1]}" for commands in told]
+
+
+def _compiles(plan: kernels.Plan, side: str, units: Sequence[kernels.Unit]) -> list[_Compile]:
+    """Our own compiles, as a build has them."""
+    file = plan.build / "ninja" / f"{side}.ninja"
+    kernels.write_ninja(file, plan, units)
+    commands = _commands(plan, file, [unit.target for unit in units])
+    return [_Compile(side, Path(u.source).stem, command, u.target, u.seconds) for u, command in zip(units, commands, strict=True)]
+
+
+def side_by_side(sides: Sequence[Sequence[_Compile]]) -> list[_Compile]:
+    """Each file on all sides before the next, beginning with another side each time."""
+    return [compiles[(i + shift) % len(compiles)] for i, compiles in enumerate(zip(*sides, strict=True)) for shift in range(len(compiles))]
+
+
+def _record(folder: Path, one: _Compile) -> Path:
+    """Where its figures are; the command names all that they depend on: our objects' places do, and the folder of upstream's release."""
+    return folder / "metered" / f"{one.side}-{one.file}-{hashlib.sha256(one.command.encode()).hexdigest()[:16]}.json"
+
+
+def _meter(plan: kernels.Plan, compiles: Sequence[_Compile], jobs: int, folder: Path) -> None:
+    """Compile, in this order, what has not been metered yet, with a bar.
+
+    Raises:
+        CompileError: with the end of the failed compiler's output, and where the whole log is.
+        KeyboardInterrupt: after the compilers were stopped; what was metered stays for the next run.
+    """
+    left = [one for one in compiles if not (_record(folder, one).exists() and one.target.exists())]
+    if not left:
+        return
+    file, log = folder / "ninja" / "metered.ninja", folder / "logs" / "metered.log"
+    for path in (file, log, _record(folder, left[0])):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8") as text:
+        writer = ninja_syntax.Writer(cast("Any", text), width=10**6)  # annotated as str, used as a file
+        writer.rule("meter", command="$metered", description="$name")
+        for one in left:  # ninja starts what is ready in the order of the file
+            one.target.parent.mkdir(parents=True, exist_ok=True)
+            record = _record(folder, one)
+            record.unlink(missing_ok=True)
+            words: list[str | Path] = [sys.executable, metered.__file__, record, "sh", "-c", one.command]
+            name = f"{one.file}, {one.side}"
+            writer.build([str(record)], "meter", variables={"metered": quoted(words).replace("$", "$$"), "name": name})
+    settings = {**os.environ, "NINJA_STATUS": "[%f/%t] ", **_libraries(plan.toolchain.environment)}
+    command = [str(plan.toolchain.ninja), "-C", str(file.parent), "-f", file.name, f"-j{jobs}"]
+    started, said, done = time.monotonic(), "", 0.0
+    expected = {f"{one.file}, {one.side}": one.seconds for one in left}
+    total = sum(expected.values())
+    with console.progress() as progress:
+        bar = progress.add_task("compiling on both sides", total=len(compiles), completed=len(compiles) - len(left))
+        with kernels.running_ninja(command, settings, log) as ninja, log.open("a", encoding="utf-8") as record_file:
+            for line in ninja.stdout or ():
+                record_file.write(line)
+                said = (said + line)[-4000:]
+                if (counted := re.match(r"\[\d+/\d+\] (.+)$", line)) and counted[1] in expected:
+                    done += expected[counted[1]]
+                    progress.update(bar, advance=1, seconds_left=(time.monotonic() - started) / done * (total - done))
+            status = ninja.wait()
+    if status != 0:
+        raise CompileError(f"a compile failed:\n{last_lines(said)}\nThe full log is {log}.")
+
+
+def _metered(folder: Path, compiles: Sequence[_Compile]) -> dict[str, float]:
+    """CPU seconds of each file."""
+    return {one.file: float(json.loads(_record(folder, one).read_text(encoding="utf-8"))["cpu_seconds"]) for one in compiles}
 
 
 def _libraries(env: toolchain.Environment) -> dict[str, str]:
@@ -222,46 +280,73 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
     return found[0]
 
 
-def _run_ninja(plan: kernels.Plan, file: Path, targets: Sequence[str], jobs: int, log: Path) -> None:
-    """Make some targets of a ninja file, with a bar."""
-    settings = {**os.environ, "NINJA_STATUS": "[%f/%t] ", **_libraries(plan.toolchain.environment)}
-    command = [str(plan.toolchain.ninja), "-C", str(file.parent), f"-j{jobs}", *targets]
-    started, said = time.monotonic(), ""
-    with console.progress() as progress:
-        bar = progress.add_task("compiling upstream's", total=len(targets))
-        with kernels.running_ninja(command, settings, log) as ninja, log.open("a", encoding="utf-8") as record:
-            for line in ninja.stdout or ():
-                record.write(line)
-                said = (said + line)[-4000:]
-                if counted := re.match(r"\[(\d+)/", line):
-                    made = int(counted[1])
-                    progress.update(bar, completed=made, seconds_left=(time.monotonic() - started) / made * (len(targets) - made))
-            status = ninja.wait()
-    if status != 0:
-        raise CompileError(f"upstream's own build failed:\n{last_lines(said)}\nThe full log is {log}.")
-
-
-def _theirs(loaded: matrix.Matrix, plan: kernels.Plan, options: argparse.Namespace, folder: Path) -> Side:
-    console.step("Upstream's setup.py")
-    source, logs = folder / "upstream", folder / "logs"
-    upstream.materialise(maintain.find(loaded, options.source), source)
-    file = _setup(source, plan, logs / "setup.log")
+def _upstreams(plan: kernels.Plan, units: Sequence[kernels.Unit], checkout: upstream.Checkout, source: Path) -> tuple[list[_Compile], _Compile]:
+    """Upstream's compiles of the same kernel files, in their order, and of its binding."""
+    there = sorted(source.glob("build/temp.*/build.ninja"))
+    if not there:
+        console.step("Upstream's setup.py")
+        upstream.materialise(checkout, source)
+    file = there[0] if there else _setup(source, plan, plan.build / "logs" / "setup.log")
     objects = re.findall(r"^build (\S+\.o):", file.read_text(encoding="utf-8"), re.MULTILINE)
-    units = kernels.kernel_units(plan)
-    wanted = {Path(unit.source).stem for unit in units}
-    chosen = [name for name in objects if Path(name).stem in wanted]
-    binding = [name for name in objects if Path(name).stem == "flash_api"]
-    if len(chosen) != len(wanted) or len(binding) != 1:
-        raise CompileError(f"upstream's setup.py would make {len(chosen)} of {len(wanted)} kernel objects and {len(binding)} bindings; see {file}.")
-    jobs, reason = kernels.job_limit(options.jobs, max(unit.memory for unit in units))
-    console.note(f"{len(chosen)} of its {len(objects)} files, {jobs} at once ({reason})")
+    by_stem = {Path(name).stem: Path(name) for name in objects}
+    wanted = [Path(unit.source).stem for unit in units]
+    if missing := [stem for stem in (*wanted, "flash_api") if stem not in by_stem]:
+        raise CompileError(f"upstream's setup.py would not make {', '.join(missing)}; see {file}.")
+    console.note(f"upstream's setup.py: {len(wanted)} of its {len(objects)} files, and the binding")
+    targets = [by_stem[stem] for stem in (*wanted, "flash_api")]
+    seconds = [_THEIRS * unit.seconds for unit in units] + [40.0]
+    *compiles, binding = (
+        _Compile("upstream", target.stem, command, target, taken)
+        for target, command, taken in zip(targets, _commands(plan, file, targets), seconds, strict=True)
+    )
+    return compiles, binding
+
+
+def _compare(loaded: matrix.Matrix, job: build.Job, options: argparse.Namespace, folder: Path) -> tuple[Ours, Side]:
+    """Both sides' figures."""
+    _, applied = maintain.apply(loaded, options.source, folder / "source")
+    tools = toolchain.assemble(job.target, job.python, maintain.BUILD, cache=False)
+    plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
+    units, unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
+    ours, (binding,) = _compiles(plan, "ours", units), _compiles(plan, "ours", [unit])
+    theirs, their_binding = _upstreams(plan, units, maintain.find(loaded, options.source), folder / f"upstream-{loaded.upstream.version}")
+    bare_plan = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
+    bare = _compiles(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
+    jobs, reason = kernels.job_limit(options.jobs, max(u.memory for u in units))
+    console.step(f"{len(units)} kernel files on both sides{', and ours without masks and biases' if bare else ''}, without the compile cache")
+    console.note(f"{jobs} at once ({reason})")
+    _meter(plan, [*side_by_side([ours, theirs, bare] if bare else [ours, theirs]), binding, their_binding], jobs, folder)
+    sizes = []
+    for name, compiles in (("ours", [binding, *ours]), ("upstream", [their_binding, *theirs])):
+        extension = folder / f"{name}.so"
+        wheel.link(tools, [one.target for one in compiles], extension, folder / "logs" / "link.log")
+        sizes.append(_deflated(extension))
+    for begun in (unit.target.parent, folder / "dist"):
+        shutil.rmtree(begun, ignore_errors=True)
     spent: list[Spent] = []
-    for targets in (chosen, binding):
+    built: list[build.Built] = []
+    one = argparse.Namespace(stock=False, source=options.source, jobs=options.jobs)
+    for _ in range(2):  # a further torch or Python: its binding, link and wheel; then nothing changed
         with _spending(spent):
-            _run_ninja(plan, file, targets, jobs, logs / "upstream.log")
-    extension = folder / "upstream.so"
-    wheel.link(plan.toolchain, [Path(name) for name in (*binding, *chosen)], extension, logs / "link.log")
-    return Side(spent[0], spent[1], _deflated(extension))
+            built.append(build.build_one(loaded, job, one, build.Place(folder, folder / "dist", cache=False)))
+    share = (built[0].compiled.built - 1) / len(job.kernels)  # but for the binding
+    mine, other = (
+        Side(_metered(folder, compiles), _metered(folder, [bound])["flash_api"], size)
+        for compiles, bound, size in ((ours, binding, sizes[0]), (theirs, their_binding, sizes[1]))
+    )
+    return Ours(mine, _metered(folder, bare) if bare else None, spent[0], spent[1], _recompiled(plan), share), other
+
+
+def _show_files(ours: Ours, theirs: Side) -> None:
+    table = Table(
+        "CPU seconds of nvcc", "ours", "upstream's setup.py", "figure", *(["without masks and biases", "figure"] if ours.without_bias else [])
+    )
+    for name, seconds in ours.side.kernels.items():
+        cells = [name, f"{seconds:.0f}", f"{theirs.kernels[name]:.0f}", f"{seconds / theirs.kernels[name]:.2f} ×"]
+        if ours.without_bias:
+            cells += [f"{ours.without_bias[name]:.0f}", f"{seconds / ours.without_bias[name]:.2f} ×"]
+        table.add_row(*cells)
+    console.out.print(table)
 
 
 def _show(found: Sequence[Line]) -> None:
@@ -289,15 +374,16 @@ def _bench_build(options: argparse.Namespace) -> None:
     wanted = options.kernels or matrix.parse_kernels(_KERNELS)
     job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
     folder = maintain.BUILD / "bench"
-    shutil.rmtree(folder, ignore_errors=True)
-    ours, plan = _ours(loaded, job, options, folder)
-    theirs = _theirs(loaded, plan, options, folder)
+    ours, theirs = _compare(loaded, job, options, folder)
     found = lines(ours, theirs)
     if options.json:
         facts: dict[str, Any] = {"target": target.name, "python": job.python, "kernels": [k.name for k in job.kernels]}
         console.result(
-            facts | {"ours": asdict(ours.side), "upstream": asdict(theirs), "figures": [asdict(line) | {"met": line.met} for line in found]}
+            facts
+            | {"ours": asdict(ours.side), "without_bias": ours.without_bias, "upstream": asdict(theirs)}
+            | {"figures": [asdict(line) | {"met": line.met} for line in found]}
         )
+    _show_files(ours, theirs)
     _show(found)
     shutil.rmtree(folder)
 
@@ -332,4 +418,4 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers at once (default: by cores and memory)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     maintain.add_source(parser)
-    parser.set_defaults(run=_run, interrupted="interrupted; the next run starts anew.")
+    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept: the same command goes on from there.")

@@ -320,7 +320,8 @@ def _kept(plan: Plan) -> bool:
     return Version(answer.split()[1]) >= _CACHE_SHARES_FROM
 
 
-def _write_ninja(path: Path, plan: Plan, units: Sequence[Unit]) -> None:
+def write_ninja(path: Path, plan: Plan, units: Sequence[Unit]) -> None:
+    """The rules that make objects, as ninja reads them."""
     launcher = f"{quoted([plan.toolchain.sccache])} " if plan.toolchain.sccache else ""
     commands = {"nvcc": _nvcc, "cxx": _cxx}
     kept = _kept(plan)
@@ -485,7 +486,7 @@ def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compil
     logs.mkdir(parents=True, exist_ok=True)
     stamp = _digest([str(o) for o in objects])
     ninja_file, log = plan.build / "ninja" / stamp / "build.ninja", logs / f"compile-{stamp}.log"
-    _write_ninja(ninja_file, plan, units)
+    write_ninja(ninja_file, plan, units)
     limit, reason = job_limit(jobs, max(unit.memory for unit in units))
     by_source = {unit.source: unit for unit in units}
     started = time.monotonic()

@@ -1,21 +1,25 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from scripts import bench
 from scripts.bench import Ours, Side, Spent
+from scripts.errors import CompileError
 
-OURS = Ours(Side(Spent(600, 320), Spent(30, 30), 1_000_000), Spent(500, 260), Spent(31, 33), Spent(1, 3), 0, 0.0)
-THEIRS = Side(Spent(1200, 700), Spent(40, 40), 4_000_000)
+OURS = Ours(Side({"fwd": 200, "bwd": 400}, 30, 1_000_000), {"fwd": 170, "bwd": 330}, Spent(31, 33), Spent(1, 3), 0, 0.0)
+THEIRS = Side({"fwd": 300, "bwd": 900}, 40, 4_000_000)
 
 
 def figures(theirs: Side = THEIRS, **changed: object) -> dict[str, bench.Line]:
@@ -39,9 +43,9 @@ def test_kernels_without_masks_and_biases_are_not_held_against_themselves() -> N
 @pytest.mark.parametrize(
     ("changed", "missed"),
     [
-        ({"theirs": Side(Spent(900, 500), Spent(40, 40), 4_000_000)}, "nvcc, these kernel files"),
-        ({"theirs": Side(Spent(1200, 700), Spent(40, 40), 1_200_000)}, "extension, deflated"),
-        ({"without_bias": Spent(470, 260)}, "nvcc, for masks and biases"),
+        ({"theirs": Side({"fwd": 400, "bwd": 500}, 40, 4_000_000)}, "nvcc, these kernel files"),
+        ({"theirs": Side({"fwd": 300, "bwd": 900}, 40, 1_200_000)}, "extension, deflated"),
+        ({"without_bias": {"fwd": 160, "bwd": 310}}, "nvcc, for masks and biases"),
         ({"further": Spent(80, 91)}, "a further torch or Python, installed"),
         ({"again": Spent(5, 5.5)}, "nothing changed"),
         ({"recompiled": 1}, "flash_api.cpp changed: kernel files compiled"),
@@ -62,17 +66,63 @@ def test_the_time_of_processes_that_a_block_starts_is_counted_and_no_other() -> 
     assert spent[0].seconds > 0
 
 
-def test_compilers_of_upstream_s_build_end_when_it_is_interrupted(tmp_path: Path) -> None:
+def test_a_file_is_compiled_on_all_sides_before_the_next_and_each_side_begins_in_turn() -> None:
+    ours, theirs = (tuple(f"{side}{i}" for i in range(3)) for side in ("our", "their"))
+    assert bench.side_by_side([ours, theirs]) == ["our0", "their0", "their1", "our1", "our2", "their2"]  # type: ignore[list-item, comparison-overlap]
+
+
+def plan() -> Any:
     ninja = shutil.which("ninja", path=str(Path(sys.executable).parent)) or "ninja"
-    (tmp_path / "build.ninja").write_text("rule wait\n  command = echo begun && touch begun && sleep 60 && touch late\nbuild late: wait\n")
+    return SimpleNamespace(toolchain=SimpleNamespace(ninja=ninja, environment=SimpleNamespace(cuda=())))
+
+
+def compiling(folder: Path, name: str, command: str) -> bench._Compile:
+    return bench._Compile("ours", name, f"cd {folder} && {command}", folder / f"{name}.o", 1)
+
+
+BURN = "import time; all(time.process_time() < 0.4 for _ in iter(int, 1))"
+
+
+def test_compiles_run_in_their_order_and_each_is_metered_with_what_it_starts(tmp_path: Path) -> None:
+    names = ["b", "a", "d", "c"]
+    burn = f"sh -c \"'{sys.executable}' -c '{BURN}'\""
+    compiles = [compiling(tmp_path, name, f"{burn if name == 'd' else 'true'} && echo {name} >> order && echo $HOME > {name}.o") for name in names]
+    bench._meter(plan(), compiles, 1, tmp_path / "bench")
+    assert (tmp_path / "order").read_text().split() == names
+    assert (tmp_path / "a.o").read_text().strip() == os.environ["HOME"]  # a shell's variable stays one
+    spent = bench._metered(tmp_path / "bench", compiles)
+    assert 0.4 <= spent["d"] < 4
+    assert all(0 <= spent[name] < 0.2 for name in "bac")
+
+
+def test_what_was_metered_before_is_not_compiled_again_unless_its_object_or_command_is_another(tmp_path: Path) -> None:
+    def runs(extra: str = "") -> int:
+        both = [compiling(tmp_path, name, f"echo >> {name}.runs && touch {name}.o{extra}") for name in ("a", "b")]
+        bench._meter(plan(), both, 2, tmp_path / "bench")
+        return sum(path.read_text().count("\n") for path in tmp_path.glob("*.runs"))
+
+    assert runs() == runs() == 2
+    (tmp_path / "a.o").unlink()
+    assert runs() == 3
+    assert runs(" && true") == 5
+
+
+def test_a_compile_that_fails_is_shown_and_not_metered_and_the_others_stay(tmp_path: Path) -> None:
+    good, bad = compiling(tmp_path, "good", "touch good.o"), compiling(tmp_path, "bad", "touch bad.o && echo no such header >&2 && exit 3")
+    with pytest.raises(CompileError, match=r"(?s)no such header.*metered\.log"):
+        bench._meter(plan(), [good, bad], 1, tmp_path / "bench")
+    assert [path.name.split("-")[1] for path in (tmp_path / "bench/metered").iterdir()] == ["good"]
+
+
+def test_compilers_of_both_sides_end_when_it_is_interrupted(tmp_path: Path) -> None:
     code = f"""
 import signal
 from pathlib import Path
-from types import SimpleNamespace
-from scripts import bench
+from tests.unit import test_bench
 signal.signal(signal.SIGINT, signal.default_int_handler)
-tools = SimpleNamespace(ninja={ninja!r}, environment=SimpleNamespace(cuda=()))
-bench._run_ninja(SimpleNamespace(toolchain=tools), Path({str(tmp_path)!r}) / "build.ninja", ["late"], 1, Path({str(tmp_path)!r}) / "log")
+folder = Path({str(tmp_path)!r})
+one = test_bench.compiling(folder, "late", "touch begun && sleep 60 && touch late.o")
+test_bench.bench._meter(test_bench.plan(), [one], 1, folder / "bench")
 """
     with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL) as process:
         while not (tmp_path / "begun").exists():
@@ -82,3 +132,4 @@ bench._run_ninja(SimpleNamespace(toolchain=tools), Path({str(tmp_path)!r}) / "bu
         assert process.wait(timeout=20) != 0
     waiting = [p for p in psutil.process_iter(["cwd", "name"]) if p.info["name"] == "sleep" and p.info["cwd"] == str(tmp_path)]
     assert waiting == []
+    assert list((tmp_path / "bench/metered").iterdir()) == []
