@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "machine.h"
+#include "tensor_core.h"
 
 namespace emulator {
 namespace {
@@ -97,9 +98,7 @@ void select(Warp &w, const Inst &i, uint32_t mask) {
     store(w, i.r[0], out, mask);
 }
 
-float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 uint16_t float_to_half(float f) { return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT); }
-float bfloat_to_float(uint16_t h) { return std::bit_cast<float>(uint32_t(h) << 16); }
 uint16_t float_to_bfloat(float f) {
     if (std::isnan(f)) { return 0x7fff; }
     const uint32_t u = std::bit_cast<uint32_t>(f);
@@ -107,17 +106,17 @@ uint16_t float_to_bfloat(float f) {
 }
 
 // D = A B + C of 16 by 8 by Depth, fragments as the ISA gives them (mma.m16n8k16 and .m16n8k8 with .f16 and .bf16).
-template <bool Bfloat, int Depth>
+template <typename Format, int Depth>
 void mma(Warp &w, const Inst &i, uint32_t mask) {
     if (mask != kAll) { w.block->fault(w, i, 0, "mma.sync without all lanes"); }
-    const auto number = [](uint16_t h) { return Bfloat ? bfloat_to_float(h) : half_to_float(h); };
-    float a[16][Depth], bt[Depth][8], c[16][8];
+    uint16_t a[16][Depth], b[Depth][8];
+    float c[16][8];
     for (int l = 0; l < kLanes; ++l) {
         const int row = l / 4, col = l % 4 * 2;
         for (int e = 0; e < Depth / 4; ++e) {
             const uint32_t v = w.lanes<uint32_t>(i.r[4 + e])[l];
-            a[row + e % 2 * 8][col + e / 2 * 8] = number(uint16_t(v));
-            a[row + e % 2 * 8][col + e / 2 * 8 + 1] = number(uint16_t(v >> 16));
+            a[row + e % 2 * 8][col + e / 2 * 8] = uint16_t(v);
+            a[row + e % 2 * 8][col + e / 2 * 8 + 1] = uint16_t(v >> 16);
         }
     }
     // r holds d0..d3, a0..a3; b and c are in the two lists that follow it
@@ -126,16 +125,12 @@ void mma(Warp &w, const Inst &i, uint32_t mask) {
         const int row = l / 4, col = l % 4 * 2;
         for (int e = 0; e < Depth / 8; ++e) {
             const uint32_t v = w.lanes<uint32_t>(more[e])[l];
-            bt[col + e * 8][row] = number(uint16_t(v));
-            bt[col + e * 8 + 1][row] = number(uint16_t(v >> 16));
+            b[col + e * 8][row] = uint16_t(v);
+            b[col + e * 8 + 1][row] = uint16_t(v >> 16);
         }
         for (int e = 0; e < 4; ++e) { c[row + e / 2 * 8][col + e % 2] = w.lanes<float>(more[2 + e])[l]; }
     }
-    for (int m = 0; m < 16; ++m) {
-        for (int k = 0; k < Depth; ++k) {
-            for (int n = 0; n < 8; ++n) { c[m][n] = std::fma(a[m][k], bt[k][n], c[m][n]); }
-        }
-    }
+    multiply_add<Format>(a, b, c);
     for (int l = 0; l < kLanes; ++l) {
         const int row = l / 4, col = l % 4 * 2;
         for (int e = 0; e < 4; ++e) { w.lanes<float>(i.r[e])[l] = c[row + e / 2 * 8][col + e % 2]; }
@@ -393,8 +388,8 @@ void convert(Warp &w, const Inst &i, uint32_t mask) {
         int64_t whole = 0;
         const uint64_t raw = i.wide ? w.lanes<uint64_t>(i.r[1])[l] : w.lanes<uint32_t>(i.r[1])[l];  // a register may be wider than the type
         switch (from) {
-            case Type::f16: real = half_to_float(uint16_t(raw)); break;
-            case Type::bf16: real = bfloat_to_float(uint16_t(raw)); break;
+            case Type::f16: real = Fp16::number(uint16_t(raw)); break;
+            case Type::bf16: real = Bf16::number(uint16_t(raw)); break;
             case Type::f32: real = std::bit_cast<float>(uint32_t(raw)); break;
             case Type::f64: real = std::bit_cast<double>(raw); break;
             default: {
@@ -445,7 +440,7 @@ struct Pack2 {  // cvt.rn[.relu].f16x2.f32 d, high, low
 
 template <typename F, bool Bfloat>
 struct Halves {
-    static float wide(uint32_t h) { return Bfloat ? bfloat_to_float(uint16_t(h)) : half_to_float(uint16_t(h)); }
+    static float wide(uint32_t h) { return Bfloat ? Bf16::number(uint16_t(h)) : Fp16::number(uint16_t(h)); }
     static uint32_t narrow(float f) { return Bfloat ? float_to_bfloat(f) : float_to_half(f); }
     uint32_t operator()(uint32_t a, uint32_t b) const { return narrow(F{}(wide(a), wide(b))) | narrow(F{}(wide(a >> 16), wide(b >> 16))) << 16; }
     uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const {
@@ -455,8 +450,8 @@ struct Halves {
 template <typename F>
 struct HalvesCompare {
     uint32_t operator()(uint32_t a, uint32_t b) const {
-        return (F{}(half_to_float(uint16_t(a)), half_to_float(uint16_t(b))) ? 0xffffu : 0) |
-               (F{}(half_to_float(uint16_t(a >> 16)), half_to_float(uint16_t(b >> 16))) ? 0xffff0000u : 0);
+        return (F{}(Fp16::number(uint16_t(a)), Fp16::number(uint16_t(b))) ? 0xffffu : 0) |
+               (F{}(Fp16::number(uint16_t(a >> 16)), Fp16::number(uint16_t(b >> 16))) ? 0xffff0000u : 0);
     }
 };
 
@@ -1228,7 +1223,7 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
         inst.offset = int64_t(reinterpret_cast<intptr_t>(list.get()));
         lists_.push_back(std::move(list));
         const std::string types = op[op.size() - 4] + op[op.size() - 3] + op[op.size() - 2] + op[op.size() - 1];
-        inst.run = types == "f32f16f16f32" ? (depth == 8 ? mma<false, 8> : mma<false, 16>) : types == "f32bf16bf16f32" ? (depth == 8 ? mma<true, 8> : mma<true, 16>) : nullptr;
+        inst.run = types == "f32f16f16f32" ? (depth == 8 ? mma<Fp16, 8> : mma<Fp16, 16>) : types == "f32bf16bf16f32" ? (depth == 8 ? mma<Bf16, 8> : mma<Bf16, 16>) : nullptr;
     } else if (name == "shfl") {
         const auto to = words(args.at(0), "|");
         inst.r[0] = operand(to[0], Type::b32).at;

@@ -72,6 +72,46 @@ __global__ void product(float *data) {
     data[64] = __popc(__ballot_sync(0xffffffffu, wrong));
 }
 
+// Sums of products and a number as tensor cores round them, which differ from sums one after the other; how many are something else.
+__global__ void sums(float *data) {
+    const int lane = threadIdx.x;
+    const auto sum = [&](const unsigned a, const unsigned b, const float c, const bool bfloat) {  // two products: row 0 by column 0
+        const unsigned zero = 0;
+        float d[4] = {lane ? 0.f : c, 0, 0, 0};
+        if (bfloat) {
+            asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %6, %6, %6}, {%5, %6}, {%0, %1, %2, %3};"
+                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(lane ? 0 : a), "r"(lane ? 0 : b), "r"(zero));
+        } else {
+            asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %6, %6, %6}, {%5, %6}, {%0, %1, %2, %3};"
+                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(lane ? 0 : a), "r"(lane ? 0 : b), "r"(zero));
+        }
+        return d[0];
+    };
+    const unsigned one = 0x3c00, largest = 0x7bff, least = 1;  // 1, 65504 and 2**-24 in float16
+    const unsigned both = largest | (largest | 0x8000) << 16, ones = one | one << 16, large = 0x7f00;  // 2**127 in bfloat16
+    const struct { unsigned a, b; float c, expected; bool bfloat; } cases[] = {
+        {one, one, 0x1.8p-24f, 1.f, false},                 // cut off, not rounded to 1 + 2**-23
+        {one, one, -0x1.8p-24f, 1.f - 0x1p-23f, false},  // towards 0
+        {both, ones, 1.f + 0x1p-9f, 1.f + 0x1p-9f, false},  // at once: one after the other, 65505 leaves no 2**-9
+        {both, ones, 1.f + 0x1p-11f, 1.f, false},           // 25 bits below 2**15
+        {largest, 0, 0x1.234568p-20f, 0x1.234568p-20f, false},  // a product of zero leaves all bits
+        {least, least, 0, 0x1p-48f, false},                 // of subnormal numbers
+        {least, one, 0x1p-24f, 0x1p-23f, false},
+        {large, large, 1.f, INFINITY, true},
+        {large | (large | 0x8000) << 16, large | large << 16, 3.f, 0.f, true},  // 2**254 less itself; 3 is far below
+        {0x7c00, one, 1.f, INFINITY, false},
+        {one, one, -INFINITY, -INFINITY, false},
+    };
+    bool wrong = false;
+    for (const auto &one_case : cases) {
+        const float got = sum(one_case.a, one_case.b, one_case.c, one_case.bfloat);
+        wrong = wrong || (lane == 0 && __float_as_uint(got) != __float_as_uint(one_case.expected));
+    }
+    const float none = sum(0x7c00, 0, 1.f, false);
+    wrong = wrong || (lane == 0 && __float_as_uint(none) != 0x7fffffff);
+    data[64] = __popc(__ballot_sync(0xffffffffu, wrong));
+}
+
 // 2**-26 times 2**26 where ptxas fuses the product, as it may unless a rounding is named, and 0 where the product is rounded.
 template<bool Rounded>
 __global__ void square(float *data) {
@@ -91,7 +131,7 @@ int main(int, char **arguments) {
     cudaMalloc(&data, kSize * sizeof(float));
     for (int n = 0; n < kSize; ++n) { data[n] = float(n); }
     const char *name = arguments[1];
-    const dim3 block(!std::strcmp(name, "arithmetic") || !std::strcmp(name, "product") || !std::strcmp(name, "absent") ? 32 : 64);
+    const dim3 block(!std::strcmp(name, "arithmetic") || !std::strcmp(name, "product") || !std::strcmp(name, "sums") || !std::strcmp(name, "absent") ? 32 : 64);
     if (!std::strcmp(name, "right")) { right<<<1, block>>>(data); }
     if (!std::strcmp(name, "race")) { race<<<1, block>>>(data); }
     if (!std::strcmp(name, "beyond")) { beyond<<<1, block>>>(data); }
@@ -102,6 +142,7 @@ int main(int, char **arguments) {
     if (!std::strcmp(name, "unwaited")) { copy<false><<<1, block>>>(data); }
     if (!std::strcmp(name, "arithmetic")) { arithmetic<<<1, block>>>(data); }
     if (!std::strcmp(name, "product")) { product<<<1, block>>>(data); }
+    if (!std::strcmp(name, "sums")) { sums<<<1, block>>>(data); }
     if (!std::strcmp(name, "fused")) { square<false><<<1, block>>>(data); }
     if (!std::strcmp(name, "rounded")) { square<true><<<1, block>>>(data); }
     if (!std::strcmp(name, "lowered")) {

@@ -65,6 +65,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("unwaited", 0, "nan"),
         ("arithmetic", 0, ""),
         ("product", 0, "0.0"),
+        ("sums", 0, "0.0"),
         ("fused", 0, "1.0"),
         ("rounded", 0, "0.0"),
     ],
