@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scripts.errors import MatrixError, UsageError
 
@@ -200,14 +200,6 @@ class Upstream(_Table):
     cutlass: Commit
     distribution: str
     sdist_sha256: Sha256
-
-    @field_validator("tag")
-    @classmethod
-    def _check_tag(cls, value: str, info: ValidationInfo) -> str:
-        version = info.data.get("version")  # absent where it is wrong itself
-        if version is not None and value != f"v{version}":
-            raise ValueError(f"{value!r} is not the tag of version {version}, which is v{version}; a pin moves as a whole (nox -s rebase)")
-        return value
 
 
 class Fork(_Table):
