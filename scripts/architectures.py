@@ -118,13 +118,15 @@ def check(applied: Tree, tools: toolchain.Toolchain, wanted: Sequence[Kernel], s
     found = []
     for base, others in shared_ptx.items():
         both = (base, *others)
-        objects = []
+        work = []
         for way in (shared_ptx, {}):
             flavour = replace(kernels.FORK, code=tuple(kernels.gencode(both, way)))
             # The compile cache may not be able to keep the first of the two.
             plan = kernels.Plan(applied, replace(tools, sccache=None), tuple(wanted), both, maintain.BUILD, flavour, way)
             console.step(f"{len(wanted)} kernel files, PTX for {', '.join('compute_' + a for a in kernels.front_halves(both, way))}")
-            objects.append({path.stem: path for path in kernels.compile_units(plan, kernels.kernel_units(plan), None).objects})
+            work.append((plan, kernels.kernel_units(plan)))
+        kernels.compile_together(work, None)
+        objects = [{unit.target.stem: unit.target for unit in units} for _, units in work]
         for kernel in wanted:
             shared, own = (machine_code(paths[kernel.name]) for paths in objects)
             found += compare(kernel.source, base, shared, own)

@@ -187,7 +187,7 @@ def _commands(plan: kernels.Plan, file: Path, targets: Sequence[Path]) -> list[s
 def _compiles(plan: kernels.Plan, side: str, units: Sequence[kernels.Unit]) -> list[_Compile]:
     """Our own compiles, as a build has them."""
     file = plan.build / "ninja" / f"{side}.ninja"
-    kernels.write_ninja(file, plan, units)
+    kernels.write_ninja(file, [(plan, units)])
     commands = _commands(plan, file, [unit.target for unit in units])
     return [_Compile(side, Path(u.source).stem, command, u.target, u.seconds) for u, command in zip(units, commands, strict=True)]
 

@@ -17,7 +17,7 @@ from scripts.errors import CompileError, UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from elftools.elf.elffile import ELFFile
@@ -144,13 +144,16 @@ class Difference:
 _KINDS = ("same", "changed", "gone", "new")
 
 
-def compiled(applied: Tree, wanted: tuple[matrix.Kernel, ...], architecture: str, jobs: int | None = None) -> dict[str, dict[str, Code]]:
-    """By kernel file: the kernels of each, by their mangled names. With the default target's compiler, and the compile cache."""
+def compiled(
+    sources: Sequence[tuple[Tree, tuple[matrix.Kernel, ...]]], architecture: str, jobs: int | None = None
+) -> list[dict[str, dict[str, Code]]]:
+    """Of each tree, by kernel file: the kernels, by their mangled names. With the default target's compiler, and the compile cache."""
     tools = toolchain.assemble(maintain.load().default(), None, maintain.BUILD, cache=True)
     flavour = replace(kernels.FORK, code=tuple(kernels.gencode((architecture,), {})))  # not packed
-    plan = kernels.Plan(applied, tools, wanted, (architecture,), maintain.BUILD, flavour)
-    objects = kernels.compile_units(plan, kernels.kernel_units(plan), jobs).objects
-    return {path.stem: read(path, architecture) for path in objects}
+    plans = [kernels.Plan(applied, tools, wanted, (architecture,), maintain.BUILD, flavour) for applied, wanted in sources]
+    work = [(plan, kernels.kernel_units(plan)) for plan in plans]
+    kernels.compile_together(work, jobs)
+    return [{unit.target.stem: read(unit.target, architecture) for unit in units} for _, units in work]
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -161,15 +164,15 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"--through {options.through}: that patch comes before {whole.patches[first].name}.")
     if fault := matrix.too_early(loaded.default().cuda, (options.arch,)):
         raise UsageError(f"--arch: {fault}.")
-    told = {}
+    trees = []
     maintain.BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=maintain.BUILD, prefix="compare-") as folder:
         for count in (first, last + 1):
             _, applied = maintain.apply(loaded, options.source, Path(folder) / str(count), count=count)
             if not (applied.root / "csrc/flash_attn/src/fork_runtime.h").exists():
                 raise UsageError(f"kernel files include torch before {_FREE_OF_TORCH}; compare patches that come after it.")
-            told[count] = compiled(applied, options.kernels, options.arch, options.jobs)
-    before, after = told[first], told[last + 1]
+            trees.append((applied, options.kernels))
+        before, after = compiled(trees, options.arch, options.jobs)
     if not before.keys() == after.keys():
         raise CompileError("the two builds have other kernel files; nothing can be compared.")
     found = [Difference(file, before[file], after[file]) for file in sorted(before)]

@@ -320,24 +320,33 @@ def _kept(plan: Plan) -> bool:
     return Version(answer.split()[1]) >= _CACHE_SHARES_FROM
 
 
-def write_ninja(path: Path, plan: Plan, units: Sequence[Unit]) -> None:
-    """The rules that make objects, as ninja reads them."""
-    launcher = f"{quoted([plan.toolchain.sccache])} " if plan.toolchain.sccache else ""
+Work = tuple[Plan, "Sequence[Unit]"]
+
+
+def write_ninja(path: Path, work: Sequence[Work]) -> None:
+    """The rules that make objects, as ninja reads them; it starts each plan's units in their order, side by side."""
     commands = {"nvcc": _nvcc, "cxx": _cxx}
-    kept = _kept(plan)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         writer = ninja_syntax.Writer(cast("Any", file), width=10**6)  # annotated as str, used as a file
-        for rule in sorted({unit.rule for unit in units}):
-            # An object appears whole or not at all. A generator's object is not made again when its command line
-            # changes: all that matters is in the folder's name, and with or without the cache it is the same.
-            cached = launcher if rule != "nvcc" or kept else ""
-            steps = f"cd {quoted([plan.tree.root])} && {cached}{commands[rule](plan)} -o $out.part && mv $out.part $out"
-            writer.rule(rule, command=steps, description="$source", generator=True)
-        for unit in units:
+        for at, (plan, units) in enumerate(work):
+            launcher = f"{quoted([plan.toolchain.sccache])} " if plan.toolchain.sccache else ""
+            kept = _kept(plan)
+            for rule in sorted({unit.rule for unit in units}):
+                # An object appears whole or not at all. A generator's object is not made again when its command line
+                # changes: all that matters is in the folder's name, and with or without the cache it is the same.
+                cached = launcher if rule != "nvcc" or kept else ""
+                steps = f"cd {quoted([plan.tree.root])} && {cached}{commands[rule](plan)} -o $out.part && mv $out.part $out"
+                writer.rule(f"{rule}{at}", command=steps, description="$source", generator=True)
+        placed = [(place, at, unit) for at, (_, units) in enumerate(work) for place, unit in enumerate(units)]
+        made: set[Path] = set()
+        for _, at, unit in sorted(placed, key=lambda one: one[:2]):
+            if unit.target in made:  # plans that do not differ in what it depends on
+                continue
+            made.add(unit.target)
             # The tree's content is in the folder's name, so no dependency file is needed.
-            staged = _staged(plan.tree.root / unit.source) if unit.rule == "nvcc" else unit.source
-            writer.build([str(unit.target)], unit.rule, variables={"source": unit.source, "staged": quoted([staged])})
+            staged = _staged(work[at][0].tree.root / unit.source) if unit.rule == "nvcc" else unit.source
+            writer.build([str(unit.target)], f"{unit.rule}{at}", variables={"source": unit.source, "staged": quoted([staged])})
 
 
 def _end_tree(pid: int) -> None:
@@ -472,12 +481,21 @@ def running_ninja(command: list[str], env: dict[str, str], log: Path, units: Seq
 
 
 def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compiled:
-    """Compile what is not there yet.
+    """Compile what is not there yet; see :func:`compile_together`."""
+    return compile_together([(plan, units)], jobs)
+
+
+def compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
+    """Compile what is not there yet of several plans, whose toolchain and build folder are one.
+
+    Returns:
+        The objects, plan after plan, each in the order of its units; one that several plans have is there once.
 
     Raises:
         CompileError: with the failed command, the end of its output, and where the whole log is.
         KeyboardInterrupt: after the compilers were stopped; what was finished stays for the next run.
     """
+    plan, units = work[0][0], list({unit.target: unit for _, some in work for unit in some}.values())
     toolchain = plan.toolchain
     objects = tuple(unit.target for unit in units)
     for unit in units:
@@ -486,7 +504,7 @@ def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compil
     logs.mkdir(parents=True, exist_ok=True)
     stamp = _digest([str(o) for o in objects])
     ninja_file, log = plan.build / "ninja" / stamp / "build.ninja", logs / f"compile-{stamp}.log"
-    write_ninja(ninja_file, plan, units)
+    write_ninja(ninja_file, work)
     limit, reason = job_limit(jobs, max(unit.memory for unit in units))
     by_source = {unit.source: unit for unit in units}
     started = time.monotonic()
@@ -524,7 +542,7 @@ def compile_units(plan: Plan, units: Sequence[Unit], jobs: int | None) -> Compil
         stats = _cache_stats(toolchain, cache) if status == 0 else _CacheStats()
     if status != 0:
         raise CompileError(_failure(tail, log, status))
-    if _kept(plan) and pending:
+    if pending and all(_kept(one) for one, _ in work):
         _check_cache(stats, toolchain, pending)
     return Compiled(objects, finished, time.monotonic() - started, stats.hits, stats.misses)
 

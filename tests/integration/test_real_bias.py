@@ -15,16 +15,13 @@ FILES = ["split_hdim32_fp16_causal", "bwd_hdim32_fp16_causal"]
 Code = Mapping[str, Mapping[str, compare.Code]]  # by file and kernel
 
 
-def compiled(words: str) -> Code:
-    _, applied = maintain.apply(maintain.load(), Source.SDIST)
-    return compare.compiled(applied, matrix.parse_kernels(words), "90")
-
-
 @pytest.fixture(scope="module")
 def code() -> tuple[Code, Code]:
     """With mask and bias, and without."""
     words = "hdim32,fp16,split,bwd,causal"
-    return compiled(words), compiled(f"{words},no-bias")
+    _, applied = maintain.apply(maintain.load(), Source.SDIST)
+    ours, without = compare.compiled([(applied, matrix.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90")
+    return ours, without
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -15,7 +15,6 @@ from scripts.upstream import Source
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripts.tree import Tree
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -40,10 +39,6 @@ def is_rare(name: str) -> bool:
     return cache or "WithScores" in name or not RARE.isdisjoint(flags)
 
 
-def compiled(applied: Tree) -> Code:
-    return compare.compiled(applied, tuple(k for words in KERNELS for k in matrix.parse_kernels(words)), "90")
-
-
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
     """With the patches that take kernels away, and without."""
@@ -51,7 +46,9 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
     loaded = maintain.load()
     _, whole = maintain.apply(loaded, Source.SDIST)
     _, part = maintain.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)
-    return compiled(whole), compiled(part)
+    wanted = tuple(k for words in KERNELS for k in matrix.parse_kernels(words))
+    ours, before = compare.compiled([(whole, wanted), (part, wanted)], "90")
+    return ours, before
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -61,10 +61,10 @@ def test_what_the_compile_cache_cannot_keep_goes_without_it(tmp_path: Path, monk
     tools = toolchain(tmp_path, 'touch "$last"\n', cache=True)
     monkeypatch.setattr(kernels, "_CACHE_SHARES_FROM", Version(keeps_from))
     planned = kernels.Plan(tree(tmp_path), tools, KERNELS[:1], ("80", "90"), tmp_path / "build", shared_ptx={"80": ("90",)})
-    kernels.write_ninja(tmp_path / "build.ninja", planned, kernels.kernel_units(planned))
+    kernels.write_ninja(tmp_path / "build.ninja", [(planned, kernels.kernel_units(planned))])
     command = (tmp_path / "build.ninja").read_text()
     assert "code=[sm_80,sm_90]" in command
     assert ("/sccache " in command) == expected
     alone = dataclasses.replace(planned, architectures=("90",))
-    kernels.write_ninja(tmp_path / "build.ninja", alone, kernels.kernel_units(alone))
+    kernels.write_ninja(tmp_path / "build.ninja", [(alone, kernels.kernel_units(alone))])
     assert "/sccache " in (tmp_path / "build.ninja").read_text()

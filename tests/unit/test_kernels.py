@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,30 @@ def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
     assert compile_all(tmp_path, tools).built == len(KERNELS)
     assert compile_all(tmp_path, tools).built == 0
     assert len((tmp_path / "compiler.calls").read_text().splitlines()) == len(KERNELS)
+
+
+def test_two_plans_are_compiled_side_by_side_each_from_its_own_tree(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, 'pwd >> "$0.calls"; touch "$last"\n')
+    one = plan(tmp_path, tools)
+    other = dataclasses.replace(one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", kernel_sources="a" * 64))
+    shutil.copytree(one.tree.root, other.tree.root)
+    work = [(planned, kernels.kernel_units(planned)) for planned in (one, other)]
+    done = kernels.compile_together(work, 1)
+    assert done.built == 2 * len(KERNELS) == len(set(done.objects))
+    assert list(done.objects) == [unit.target for _, units in work for unit in units]
+    assert all(path.exists() for path in done.objects)
+    assert (tmp_path / "compiler.calls").read_text().split() == [str(one.tree.root), str(other.tree.root)] * len(KERNELS)
+
+
+def test_two_plans_of_the_same_kernels_are_compiled_once(tmp_path: Path) -> None:
+    """As before and after a patch that touches the binding or Python alone."""
+    tools = toolchain(tmp_path, 'echo >> "$0.calls"; touch "$last"\n')
+    one = plan(tmp_path, tools)
+    other = dataclasses.replace(one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", commit="a" * 40))
+    shutil.copytree(one.tree.root, other.tree.root)
+    done = kernels.compile_together([(planned, kernels.kernel_units(planned)) for planned in (one, other)], 2)
+    assert done.built == len(KERNELS) == len(done.objects)
+    assert (tmp_path / "compiler.calls").read_text().count("\n") == len(KERNELS)
 
 
 def test_a_failure_names_command_output_log_and_what_was_finished_stays(tmp_path: Path) -> None:
