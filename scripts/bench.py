@@ -33,7 +33,7 @@ from scripts.git import Repository
 from scripts.process import last_lines, quoted, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _KERNELS = "hdim64,fp16"  # of each pass a file, causal and not
 _WHEELS = 16  # of a matrix of four torches and four Pythons
@@ -153,17 +153,18 @@ def _recompiled(plan: kernels.Plan) -> int:
     """How many kernel files would be compiled again after a change of ``flash_api.cpp``, made as a commit and taken back."""
     root = plan.tree.root
     repository = Repository(root, CompileError)
-    with (root / "csrc/flash_attn/flash_api.cpp").open("a", encoding="utf-8") as file:
-        file.write("// a change\n")
-    repository.run("commit", "--quiet", "--all", "--message", "A change of the binding")
+    before = repository.resolve("HEAD")
     try:
+        with (root / "csrc/flash_attn/flash_api.cpp").open("a", encoding="utf-8") as file:
+            file.write("// a change\n")
+        repository.run("commit", "--quiet", "--all", "--message", "A change of the binding")
         sources, kernel_sources = tree.sources(repository)
         changed = replace(plan, tree=replace(plan.tree, sources=sources, kernel_sources=kernel_sources))
         if kernels.binding_unit(changed).target.exists():
             raise CompileError("a change of flash_api.cpp is not seen: the binding's object is taken for another's.")
         return sum(not unit.target.exists() for unit in kernels.kernel_units(changed))
     finally:
-        repository.run("reset", "--quiet", "--hard", "HEAD~1")
+        repository.run("reset", "--quiet", "--hard", before)
 
 
 @dataclass(frozen=True)
@@ -177,11 +178,12 @@ class _Compile:
     seconds: float  # expected
 
 
-def _commands(plan: kernels.Plan, file: Path, targets: Sequence[Path]) -> list[str]:
-    """How a ninja file makes each of its targets."""
+def _commands(plan: kernels.Plan, file: Path, targets: Sequence[Path], settings: Mapping[str, str] | None = None) -> list[str]:
+    """How a ninja file makes each of its targets, with environment variables of its own."""
     ask: list[str | Path] = [plan.toolchain.ninja, "-C", file.parent, "-f", file.name, "-t", "commands"]
     told = [run([*ask, target], error=CompileError, what=f"{file} does not make {target}").splitlines() for target in targets]
-    return [f"cd {quoted([file.parent])} && {commands[-1]}" for commands in told]
+    exported = "".join(f"export {name}={quoted([value])} && " for name, value in (settings or {}).items())
+    return [f"cd {quoted([file.parent])} && {exported}{commands[-1]}" for commands in told]
 
 
 def _compiles(plan: kernels.Plan, side: str, units: Sequence[kernels.Unit]) -> list[_Compile]:
@@ -198,18 +200,19 @@ def side_by_side(sides: Sequence[Sequence[_Compile]]) -> list[_Compile]:
 
 
 def _record(folder: Path, one: _Compile) -> Path:
-    """Where its figures are; the command names all that they depend on: our objects' places do, and the folder of upstream's release."""
+    """Where its figures are. The folder and the command name all that they depend on: so do the places of our objects."""
     return folder / "metered" / f"{one.side}-{one.file}-{hashlib.sha256(one.command.encode()).hexdigest()[:16]}.json"
 
 
 def _meter(plan: kernels.Plan, compiles: Sequence[_Compile], jobs: int, folder: Path) -> None:
-    """Compile, in this order, what has not been metered yet, with a bar.
+    """Compile, in this order, the files that have not been metered on all sides yet, with a bar.
 
     Raises:
         CompileError: with the end of the failed compiler's output, and where the whole log is.
         KeyboardInterrupt: after the compilers were stopped; what was metered stays for the next run.
     """
-    left = [one for one in compiles if not (_record(folder, one).exists() and one.target.exists())]
+    lacking = {one.file for one in compiles if not (_record(folder, one).exists() and one.target.exists())}
+    left = [one for one in compiles if one.file in lacking]
     if not left:
         return
     file, log = folder / "ninja" / "metered.ninja", folder / "logs" / "metered.log"
@@ -225,7 +228,7 @@ def _meter(plan: kernels.Plan, compiles: Sequence[_Compile], jobs: int, folder: 
             words: list[str | Path] = [sys.executable, metered.__file__, record, "sh", "-c", one.command]
             name = f"{one.file}, {one.side}"
             writer.build([str(record)], "meter", variables={"metered": quoted(words).replace("$", "$$"), "name": name})
-    settings = {**os.environ, "NINJA_STATUS": "[%f/%t] ", **_libraries(plan.toolchain.environment)}
+    settings = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
     command = [str(plan.toolchain.ninja), "-C", str(file.parent), "-f", file.name, f"-j{jobs}"]
     started, said, done = time.monotonic(), "", 0.0
     expected = {f"{one.file}, {one.side}": one.seconds for one in left}
@@ -297,19 +300,24 @@ def _upstreams(plan: kernels.Plan, units: Sequence[kernels.Unit], checkout: upst
     seconds = [_THEIRS * unit.seconds for unit in units] + [40.0]
     *compiles, binding = (
         _Compile("upstream", target.stem, command, target, taken)
-        for target, command, taken in zip(targets, _commands(plan, file, targets), seconds, strict=True)
+        for target, command, taken in zip(targets, _commands(plan, file, targets, _libraries(plan.toolchain.environment)), seconds, strict=True)
     )
     return compiles, binding
 
 
-def _compare(loaded: matrix.Matrix, job: build.Job, options: argparse.Namespace, folder: Path) -> tuple[Ours, Side]:
+def _folder(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain) -> Path:
+    """Where one choice is measured, so that the same command goes on after an interruption."""
+    parts = (job, loaded.upstream, tools.toolkit, tools.cxx, tools.cxx_version, tools.environment.torch, tools.environment.site)
+    return maintain.BUILD / "bench" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, options: argparse.Namespace, folder: Path) -> tuple[Ours, Side]:
     """Both sides' figures."""
-    _, applied = maintain.apply(loaded, options.source, folder / "source")
-    tools = toolchain.assemble(job.target, job.python, maintain.BUILD, cache=False)
+    _, applied = maintain.apply(loaded, options.source, folder / "source", reset=True)  # nobody's work is there
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
     units, unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
     ours, (binding,) = _compiles(plan, "ours", units), _compiles(plan, "ours", [unit])
-    theirs, their_binding = _upstreams(plan, units, maintain.find(loaded, options.source), folder / f"upstream-{loaded.upstream.version}")
+    theirs, their_binding = _upstreams(plan, units, maintain.find(loaded, options.source), folder / "upstream")
     bare_plan = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
     bare = _compiles(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
     jobs, reason = kernels.job_limit(options.jobs, max(u.memory for u in units))
@@ -321,7 +329,7 @@ def _compare(loaded: matrix.Matrix, job: build.Job, options: argparse.Namespace,
         extension = folder / f"{name}.so"
         wheel.link(tools, [one.target for one in compiles], extension, folder / "logs" / "link.log")
         sizes.append(_deflated(extension))
-    for begun in (unit.target.parent, folder / "dist"):
+    for begun in (unit.target.parent, folder / "metadata", folder / "dist"):
         shutil.rmtree(begun, ignore_errors=True)
     spent: list[Spent] = []
     built: list[build.Built] = []
@@ -373,8 +381,9 @@ def _bench_build(options: argparse.Namespace) -> None:
         raise UsageError(f"upstream's setup.py knows no compute capability {', '.join(unknown)}; it has {', '.join(_ARCHITECTURES)}.")
     wanted = options.kernels or matrix.parse_kernels(_KERNELS)
     job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
-    folder = maintain.BUILD / "bench"
-    ours, theirs = _compare(loaded, job, options, folder)
+    tools = toolchain.assemble(target, job.python, maintain.BUILD, cache=False)
+    folder = _folder(loaded, job, tools)
+    ours, theirs = _compare(loaded, job, tools, options, folder)
     found = lines(ours, theirs)
     if options.json:
         facts: dict[str, Any] = {"target": target.name, "python": job.python, "kernels": [k.name for k in job.kernels]}

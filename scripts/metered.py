@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Write CPU seconds and the largest process's memory, in bytes, of a command that succeeds; return its status.
+    """Write the CPU seconds of a command that succeeds; return its status.
 
     What the command's own children took counts where they were waited for, as compilers' drivers do.
     """
@@ -19,7 +19,7 @@ def main() -> int:
     if code == 0:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         aside = Path(record + ".part")
-        aside.write_text(json.dumps({"cpu_seconds": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024}), encoding="utf-8")
+        aside.write_text(json.dumps({"cpu_seconds": used.ru_utime + used.ru_stime}), encoding="utf-8")
         aside.replace(record)
     return code if code >= 0 else 128 - code
 

@@ -107,6 +107,21 @@ def test_what_was_metered_before_is_not_compiled_again_unless_its_object_or_comm
     assert runs(" && true") == 5
 
 
+def test_all_sides_of_a_file_are_metered_together_also_after_an_interruption(tmp_path: Path) -> None:
+    def runs() -> str:
+        ours = [compiling(tmp_path, name, f"echo our {name} >> runs && touch {name}.o") for name in ("a", "b")]
+        theirs = [
+            bench._Compile("upstream", name, f"cd {tmp_path} && echo their {name} >> runs && touch u{name}.o", tmp_path / f"u{name}.o", 1)
+            for name in ("a", "b")
+        ]
+        bench._meter(plan(), bench.side_by_side([ours, theirs]), 1, tmp_path / "bench")
+        return (tmp_path / "runs").read_text().replace("\n", "; ")
+
+    assert runs() == "our a; their a; their b; our b; "
+    (tmp_path / "ub.o").unlink()
+    assert runs() == "our a; their a; their b; our b; their b; our b; "
+
+
 def test_a_compile_that_fails_is_shown_and_not_metered_and_the_others_stay(tmp_path: Path) -> None:
     good, bad = compiling(tmp_path, "good", "touch good.o"), compiling(tmp_path, "bad", "touch bad.o && echo no such header >&2 && exit 3")
     with pytest.raises(CompileError, match=r"(?s)no such header.*metered\.log"):
