@@ -79,10 +79,10 @@ __global__ void sums(float *data) {
         const unsigned zero = 0;
         float d[4] = {lane ? 0.f : c, 0, 0, 0};
         if (bfloat) {
-            asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %6, %6, %6}, {%5, %6}, {%0, %1, %2, %3};"
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %6, %6, %6}, {%5, %6}, {%0, %1, %2, %3};"
                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(lane ? 0 : a), "r"(lane ? 0 : b), "r"(zero));
         } else {
-            asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %6, %6, %6}, {%5, %6}, {%0, %1, %2, %3};"
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %6, %6, %6}, {%5, %6}, {%0, %1, %2, %3};"
                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(lane ? 0 : a), "r"(lane ? 0 : b), "r"(zero));
         }
         return d[0];
@@ -91,12 +91,16 @@ __global__ void sums(float *data) {
     const unsigned both = largest | (largest | 0x8000) << 16, ones = one | one << 16, large = 0x7f00;  // 2**127 in bfloat16
     const struct { unsigned a, b; float c, expected; bool bfloat; } cases[] = {
         {one, one, 0x1.8p-24f, 1.f, false},                 // cut off, not rounded to 1 + 2**-23
-        {one, one, -0x1.8p-24f, 1.f - 0x1p-23f, false},  // towards 0
+        {one, one, -0x1.8p-24f, 1.f - 0x1p-23f, false},     // 25 bits are kept
+        {one | 0x8000, one, -0x1.8p-24f, -1.f, false},      // towards 0, the sum
+        {one, one, -0x1p-26f, 1.f, false},                  // and what goes into it
+        {0x3e00, 0x3e00, -0x1p-25f, 2.25f - 0x1p-22f, false},  // 1.5 squared has the exponent of 1
         {both, ones, 1.f + 0x1p-9f, 1.f + 0x1p-9f, false},  // at once: one after the other, 65505 leaves no 2**-9
         {both, ones, 1.f + 0x1p-11f, 1.f, false},           // 25 bits below 2**15
         {largest, 0, 0x1.234568p-20f, 0x1.234568p-20f, false},  // a product of zero leaves all bits
         {least, least, 0, 0x1p-48f, false},                 // of subnormal numbers
         {least, one, 0x1p-24f, 0x1p-23f, false},
+        {0x0001, 0x3f80, 0x1p-133f, 0x1p-132f, true},       // the least of bfloat16
         {large, large, 1.f, INFINITY, true},
         {large | (large | 0x8000) << 16, large | large << 16, 3.f, 0.f, true},  // 2**254 less itself; 3 is far below
         {0x7c00, one, 1.f, INFINITY, false},
@@ -105,10 +109,10 @@ __global__ void sums(float *data) {
     bool wrong = false;
     for (const auto &one_case : cases) {
         const float got = sum(one_case.a, one_case.b, one_case.c, one_case.bfloat);
-        wrong = wrong || (lane == 0 && __float_as_uint(got) != __float_as_uint(one_case.expected));
+        wrong |= (lane == 0) & (__float_as_uint(got) != __float_as_uint(one_case.expected));
     }
     const float none = sum(0x7c00, 0, 1.f, false);
-    wrong = wrong || (lane == 0 && __float_as_uint(none) != 0x7fffffff);
+    wrong |= (lane == 0) & (__float_as_uint(none) != 0x7fffffff);
     data[64] = __popc(__ballot_sync(0xffffffffu, wrong));
 }
 

@@ -1,7 +1,8 @@
 // A product of fragments as Hopper's tensor cores round it, by the model that MMA-Sim found and compared bit for bit with an
 // H100 (Xie et al., "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores", arXiv:2511.10909): up to 16
 // exact products and the number that they are added to are cut off 25 bits below the largest exponent among them, and their
-// sum is cut off to float. A product's exponent is the sum of its factors', whatever comes of their magnitudes; zero has none.
+// sum is cut off to float. A product's exponent is the sum of its factors', whatever comes of their magnitudes; one of zero
+// has the least that a float has.
 #pragma once
 
 #include <immintrin.h>
@@ -10,6 +11,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 namespace emulator {
 
@@ -53,11 +55,12 @@ inline int32_t shifted(int32_t number, int32_t by) {
     return ((((number ^ sign) - sign) >> std::min(by, 31)) ^ sign) - sign;
 }
 
-// sum * 2**(exponent - kFraction), cut off to float.
+// sum * 2**(exponent - kFraction), cut off to float. Subnormal results are put together: the thread that interprets flushes them.
 inline float cut_off(int64_t sum, int32_t exponent) {
-    const double exact = double(sum) * std::bit_cast<double>(uint64_t(1023 + exponent - kFraction) << 52);
+    const double exact = double(sum) * std::bit_cast<double>(uint64_t(1023 + exponent - kFraction) << 52), size = std::fabs(exact);
+    if (size < 0x1p-126) { return std::bit_cast<float>(uint32_t(size * 0x1p149) | uint32_t(sum < 0) << 31); }
     const float nearest = float(exact);
-    const bool beyond = (std::fabs(double(nearest)) > std::fabs(exact)) & (std::fabs(exact) < 0x1p128);
+    const bool beyond = (std::fabs(double(nearest)) > size) & (size < 0x1p128);
     return std::bit_cast<float>(std::bit_cast<uint32_t>(nearest) - beyond);
 }
 
@@ -73,7 +76,9 @@ void multiply_add(const uint16_t (&a)[16][Depth], const uint16_t (&b)[Depth][8],
         special |= row.special;
     }
     for (int m = 0; m < 16; ++m) {
-        const Eight<Fp32> own(reinterpret_cast<const uint32_t *>(c[m]));
+        uint32_t bits[8];
+        std::memcpy(bits, c[m], sizeof bits);
+        const Eight<Fp32> own(bits);
         int32_t exponent[Depth], significand[Depth], unusual = special | own.special, largest[8], sums[8];
         int64_t total[8];
         for (int k = 0; k < Depth; k += 8) {
@@ -97,11 +102,9 @@ void multiply_add(const uint16_t (&a)[16][Depth], const uint16_t (&b)[Depth][8],
             }
             for (int n = 0; n < 8; ++n) { total[n] += sums[n]; }
         }
-        float before[8];
-        std::copy_n(c[m], 8, before);
         for (int n = 0; n < 8; ++n) { c[m][n] = cut_off(total[n], largest[n]); }
         for (int n = 0; unusual && n < 8; ++n) {  // what is not finite goes by IEEE's rules
-            double sum = before[n];
+            double sum = std::bit_cast<float>(bits[n]);
             for (int k = 0; k < Depth; ++k) { sum += double(Format::number(a[m][k])) * Format::number(b[k][n]); }
             if (!std::isfinite(sum)) { c[m][n] = std::isnan(sum) ? std::bit_cast<float>(0x7fffffffu) : float(sum); }
         }
