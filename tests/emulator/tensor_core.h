@@ -58,10 +58,9 @@ inline int32_t shifted(int32_t number, int32_t by) {
 // sum * 2**(exponent - kFraction), cut off to float. Subnormal results are put together: the thread that interprets flushes them.
 inline float cut_off(int64_t sum, int32_t exponent) {
     const double exact = double(sum) * std::bit_cast<double>(uint64_t(1023 + exponent - kFraction) << 52), size = std::fabs(exact);
-    if (size < 0x1p-126) { return std::bit_cast<float>(uint32_t(size * 0x1p149) | uint32_t(sum < 0) << 31); }
-    const float nearest = float(exact);
-    const bool beyond = (std::fabs(double(nearest)) > size) & (size < 0x1p128);
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(nearest) - beyond);
+    const float normal = float(std::bit_cast<double>(std::bit_cast<uint64_t>(exact) & ~0x1fffffffull));  // the bits that a float has
+    const int32_t subnormal = int32_t(std::min(size, 0x1p-126) * 0x1p149) | (sum < 0 ? INT32_MIN : 0);
+    return size < 0x1p-126 ? std::bit_cast<float>(subnormal) : normal;
 }
 
 // c += a b, where a row of a and all of b go into one sum: Depth is 8 or 16.
