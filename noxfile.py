@@ -136,7 +136,11 @@ def changes(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the unit and integration tests; no GPU needed."""
     session.install("--quiet", "--editable", ".[test]")
-    session.run("python", "-m", "pytest", *session.posargs)
+    if session.posargs:
+        session.run("python", "-m", "pytest", *session.posargs)
+    else:
+        session.run("python", "-m", "pytest", "--numprocesses=auto", "scripts", "tests/unit")
+        session.run("python", "-m", "pytest", "tests/integration")  # one by one: compilers take all cores and the memory
 
 
 @nox.session

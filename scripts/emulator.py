@@ -128,7 +128,8 @@ def _run(options: argparse.Namespace) -> None:
     tools = toolchain.assemble(target, python, maintain.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.jobs)
     path = os.pathsep.join(map(str, [*folders, maintain.ROOT / "tests/wheel"]))
-    env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own)}
+    # What torch computes is small: with a thread a core in each process, threads would spend their time waiting for each other.
+    env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own), "OMP_NUM_THREADS": "1"}
     command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
     processes, _ = kernels.job_limit(options.jobs, _TESTS_BYTES)
     if processes > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import upstream_cases
 from harness import KERNELS
 
 CASES, LONGEST = 2, 260  # of each of upstream's tests, and of their sequences
+SHARES = 4  # of upstream's tests, for processes side by side
 TESTS = Path(os.environ["FORK_UPSTREAM_TESTS"])
 # What upstream's file needs of a GPU.
 STAND_INS = """
@@ -30,21 +32,25 @@ torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=2
 """
 
 
-def on_cpu(file: Path, folder: Path) -> Path:
-    """Upstream's file with CPU tensors, which the emulator takes for a GPU's."""
+def on_cpu(file: Path, folder: Path, share: int) -> Path:
+    """A share of upstream's file with CPU tensors, which the emulator takes for a GPU's."""
     target = folder / file.name
-    text = STAND_INS + file.read_text(encoding="utf-8").replace('"cuda"', '"cpu"')
-    target.write_text(text + "\ndel test_flash_attn_race_condition  # 250 runs of each case\n", encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
+    names = re.findall(r"^def (test_\w+)", text, re.MULTILINE)
+    own = sorted({*names} - {"test_flash_attn_race_condition"})[share::SHARES]  # that one runs each case 250 times
+    others = f"\ndel {', '.join(sorted({*names} - {*own}))}\n"
+    target.write_text(STAND_INS + text.replace('"cuda"', '"cpu"') + others, encoding="utf-8")
     return target
 
 
-def test_upstreams_cases_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", range(SHARES))
+def test_upstreams_cases_pass(share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     if not upstream_cases.any_whole(KERNELS):
         pytest.skip("built without some of the kernels (--kernels)")
-    found = upstream_cases.run(on_cpu(TESTS, tmp_path), upstream_cases.Choice(CASES, KERNELS, LONGEST), tmp_path)
+    found = upstream_cases.run(on_cpu(TESTS, tmp_path, share), upstream_cases.Choice(CASES, KERNELS, LONGEST), tmp_path)
     counts = upstream_cases.counts(found)
     assert upstream_cases.failures(found) == {}
     assert counts["off"] == counts["on"]
-    assert counts["off"]["passed"] >= 10
-    assert len({case.partition("[")[0] for case in found}) >= 5  # not every test has cases of each head dim and dtype
+    assert counts["off"]["passed"] >= 3
+    assert len({case.partition("[")[0] for case in found}) >= 2  # not every test has cases of each head dim and dtype
