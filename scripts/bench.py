@@ -233,16 +233,18 @@ def _meter(plan: kernels.Plan, compiles: Sequence[_Compile], jobs: int, folder: 
     started, said, done = time.monotonic(), "", 0.0
     expected = {f"{one.file}, {one.side}": one.seconds for one in left}
     total = sum(expected.values())
-    with console.progress() as progress:
-        bar = progress.add_task("compiling on both sides", total=len(compiles), completed=len(compiles) - len(left))
-        with kernels.running_ninja(command, settings, log) as ninja, log.open("a", encoding="utf-8") as record_file:
-            for line in ninja.stdout or ():
-                record_file.write(line)
-                said = (said + line)[-4000:]
-                if (counted := re.match(r"\[\d+/\d+\] (.+)$", line)) and counted[1] in expected:
-                    done += expected[counted[1]]
-                    progress.update(bar, advance=1, seconds_left=(time.monotonic() - started) / done * (total - done))
-            status = ninja.wait()
+    with (
+        console.progress("compiling on both sides", len(compiles), len(compiles) - len(left)) as advance,
+        kernels.running_ninja(command, settings, log) as ninja,
+        log.open("a", encoding="utf-8") as record_file,
+    ):
+        for line in ninja.stdout or ():
+            record_file.write(line)
+            said = (said + line)[-4000:]
+            if (counted := re.match(r"\[\d+/\d+\] (.+)$", line)) and counted[1] in expected:
+                done += expected[counted[1]]
+                advance(counted[1], (time.monotonic() - started) / done * (total - done))
+        status = ninja.wait()
     if status != 0:
         raise CompileError(f"a compile failed:\n{last_lines(said)}\nThe full log is {log}.")
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 out = Console(highlight=False, soft_wrap=True)
 if not out.is_terminal:
@@ -80,7 +84,20 @@ class _TimeLeft(ProgressColumn):
         return Text("" if left is None else f"about {duration(left)} left", style="cyan")
 
 
-def progress() -> Progress:
-    """A bar with files done and total, time elapsed and time left."""
+@contextmanager
+def progress(what: str, total: int, completed: int) -> Iterator[Callable[[str, float], None]]:
+    """A bar with files done and total, time elapsed and time left; in a log, where bars do not show, a line a file.
+
+    Yields:
+        A function that counts one more file as done: its name, and the seconds left.
+    """
     columns = [TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft()]
-    return Progress(*columns, console=out)
+    with Progress(*columns, console=out) as bars:
+        bar = bars.add_task(what, total=total, completed=completed)
+
+        def advance(name: str, seconds_left: float) -> None:
+            bars.update(bar, advance=1, seconds_left=seconds_left)
+            if not out.is_terminal:
+                note(f"{bars.tasks[0].completed:.0f}/{total} {name}, about {duration(seconds_left)} left")
+
+        yield advance

@@ -517,8 +517,10 @@ def compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
     command = [str(toolchain.ninja), "-C", str(ninja_file.parent), f"-j{limit}"]
     left -= sum(unit.seconds for unit in units if unit not in pending)
     tail: list[str] = []
-    with _cache_server(toolchain, plan.build.parent, logs / f"cache-{stamp}.log") as cache, console.progress() as progress:
-        bar = progress.add_task("compiling", total=len(units), completed=len(units) - len(pending))
+    with (
+        _cache_server(toolchain, plan.build.parent, logs / f"cache-{stamp}.log") as cache,
+        console.progress("compiling", len(units), len(units) - len(pending)) as advance,
+    ):
         env = {**os.environ, **cache, "NINJA_STATUS": "[%f/%t] ", "TERM": "dumb"}
         with running_ninja(command, env, log, units) as ninja, log.open("a", encoding="utf-8") as record:
             for line in ninja.stdout or ():
@@ -533,11 +535,7 @@ def compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
                 left -= unit.seconds
                 # Before much is done the rate is what the files were seen to take, one job a core.
                 rate = (work_done + _PRIOR * limit) / (time.monotonic() - started + _PRIOR)
-                progress.update(bar, advance=1, seconds_left=left / rate)
-                if not console.out.is_terminal:
-                    console.note(
-                        f"{len(units) - len(pending) + finished}/{len(units)} {Path(unit.source).name}, about {console.duration(left / rate)} left"
-                    )
+                advance(Path(unit.source).name, left / rate)
             status = ninja.wait()
         stats = _cache_stats(toolchain, cache) if status == 0 else _CacheStats()
     if status != 0:
