@@ -37,6 +37,17 @@ def test_version_names_the_fork_cuda_and_torch() -> None:
     assert flash_attn.__version__ == info["upstream"]["version"]
 
 
+def test_docstrings_tell_of_mask_and_bias_before_what_is_returned() -> None:
+    functions = [getattr(flash_attn, name) for name in dir(flash_attn) if name.startswith("flash_attn_") and name.endswith(("func", "kvcache"))]
+    assert len(functions) == 7
+    for function in functions:
+        text = inspect.getdoc(function) or ""
+        places = [re.search(rf"(?m)^ *{words}", text) for words in ("Arguments:", "    attn_mask: bool", "    attn_bias: dtype", "Return:")]
+        starts = [place.start() if place else -1 for place in places]
+        assert -1 not in starts, function
+        assert starts == sorted(starts), function
+
+
 def test_torch_is_the_one_it_was_built_for() -> None:
     assert torch.__version__.split("+")[0] == fork_info()["torch"]
     assert torch.version.cuda == fork_info()["cuda"]
