@@ -43,6 +43,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     check.set_defaults(run=_verify, interrupted="interrupted; no proof was written.")
     maintain.add_commands(commands)
+    for name, command in commands.choices.items():
+        command.prog = f"nox -s {name} --"  # as nox passes arguments on
     options, unknown = parser.parse_known_args(arguments)
     if unknown:  # said with the usage of the command, not of all
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")

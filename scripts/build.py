@@ -367,7 +367,9 @@ def _matrix(options: argparse.Namespace) -> None:
 
 
 def _image(options: argparse.Namespace) -> None:
-    interpreters = [toolchain.find_python(version) for version in options.python or ("3.12", "3.13")]
+    interpreters = [
+        toolchain.find_python(version) for version in (matrix.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13"))
+    ]
     console.done(
         f"{containers.make_image(interpreters, maintain.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME"
     )

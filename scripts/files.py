@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def cache(part: str) -> Path:
-    """Where this user keeps what every clone can share: ``sdist``, ``toolkit``, ``units``."""
+    """Where this user keeps what every clone can share: ``sdist``, ``toolkit`` and the like."""
     return Path(platformdirs.user_cache_dir("flash-attention-deterministic")) / part
 
 

@@ -429,7 +429,7 @@ def add_commands(commands: Any) -> None:
     one = add("apply", _apply, "apply the series to upstream in build/source, as commits", "Exact: no fuzz, no offset.")
     one.add_argument("--to", metavar="PATCH", help="stop after this patch (a number, a file name, or a part of one)")
     one.add_argument(
-        "--reset", action="store_true", help="throw away whatever build/source holds (commits of a tree that apply made stay under refs/replaced)"
+        "--reset", action="store_true", help="replace whatever build/source holds (what a tree that apply made had besides stays under refs/replaced)"
     )
 
     one = add("export", _export, "write the commits of build/source back to patches/", needs_source=False)

@@ -196,7 +196,7 @@ class Step:
 
 
 def pick(space: Workspace, commit: str) -> Step:
-    """Put one commit of the series on HEAD. Left in the middle of the cherry-pick unless the outcome ``moves``, or is renamed."""
+    """Put one commit of the series on HEAD. Left in the middle of the cherry-pick after a conflict."""
     repository = space.repository
     exact = _offsets(repository, commit)
     renamed, deleted = _gone(space, commit)

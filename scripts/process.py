@@ -1,4 +1,4 @@
-"""The one way to run a program that is not git."""
+"""Programs whose output matters only when they fail."""
 
 from __future__ import annotations
 

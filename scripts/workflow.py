@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PATH = ".github/workflows/wheels.yml"
 
-# A hosted runner's disk is too small for an image, torch for four Pythons and the objects, unless what it
+# A hosted runner's disk is too small for an image, torch for each Python and the objects, unless what it
 # brings and we do not use goes first. Wheels are proved elsewhere: these runners have no GPU.
 _TEXT = """# Rendered from wheel_matrix.toml by "nox -s matrix -- --github"; edit that, or scripts/workflow.py.
 name: wheels

@@ -4,7 +4,7 @@
 
 The variants alternate in one process on the same random tensors, as in bench.py, whose measure this uses: medians of
 CUDA events in milliseconds, and what a call allocates above its inputs. A competitor that raises is reported with its
-message. Ratios are against ours with the same mask or bias, but for "no mask", which is ours without.
+message. Each ratio is a variant's time over ours with the same mask or bias; "no mask" and "no bias" are ours without.
 """
 
 from __future__ import annotations

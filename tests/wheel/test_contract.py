@@ -452,7 +452,7 @@ GRADIENTS = [
 
 @pytest.mark.parametrize("config", GRADIENTS, ids=str)
 def test_gradients_fit_the_forward_pass(config: Config) -> None:
-    """Upstream's backward pass runs on our out and lse: its error is at most twice that of PyTorch's own operations."""
+    """The backward pass runs on our out and lse: its error is at most twice that of PyTorch's own operations."""
     config.need("split", "fwd", "bwd")
     sequence = Draw(seed_of(config, "gradients")).sequence(config, 700, 700)
     upstreams = torch.randn_like(sequence.q)
