@@ -70,5 +70,18 @@ def write_gitlink(root: Path, pin: Upstream) -> str:
     repository = Repository(root, MatrixError)
     if not repository.is_top_level():
         return f"This is no git repository; the submodule was left alone ({later})."
-    repository.run("update-index", "--add", "--cacheinfo", f"160000,{pin.commit},upstream")
+    stage_gitlink(root, pin.commit)
     return f"The submodule's commit {pin.commit[:12]} is staged (git diff --cached upstream)."
+
+
+def gitlink(root: Path) -> str:
+    """The submodule's commit in this repository's index; empty where there is none."""
+    repository = Repository(root, MatrixError)
+    listed = repository.run("ls-files", "--stage", "upstream", writes=False).split() if repository.is_top_level() else []
+    return listed[1] if listed[:1] == ["160000"] else ""
+
+
+def stage_gitlink(root: Path, commit: str) -> None:
+    """Put the submodule's commit into this repository's index, or with an empty one take the submodule out of it."""
+    entry = ("--add", "--cacheinfo", f"160000,{commit},upstream") if commit else ("--force-remove", "upstream")
+    Repository(root, MatrixError).run("update-index", *entry)

@@ -34,6 +34,11 @@ _GO_ON = "nox -s rebase -- --continue"
 _SKIP = "nox -s rebase -- --skip --reason 'WHY'"
 _ABORT = "nox -s rebase -- --abort"
 _WRITTEN = ("patches", "wheel_matrix.toml", "CHANGES.md")
+_BESIDE = (f"patches/{series.LISTING}", *_WRITTEN[1:])  # of those, what is no patch
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class State:
     stopped: bool = False  # the next patch lies in the work tree for a person
     moved: dict[str, str] = field(default_factory=dict)  # the new patches, from when patches/ may have been written
     started: str = ""  # this repository's commit at the start, where it is one
+    wrote: dict[str, str] = field(default_factory=dict)  # sha256 of what was written beside the patches
+    gitlink: str = ""  # the submodule's commit in the index, before
 
     def as_text(self) -> str:
         """What state.json holds."""
@@ -159,7 +166,7 @@ class Rebase:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         work_tree.sweep(self.folder)
-        aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=self.folder.name + "."))
+        aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=work_tree.aside_prefix(self.folder)))
         try:
             space = move.workspace(aside / "source", patches, matrix.upstream, checkout, release)
             there = {name: (outcome.value, evidence) for name, (outcome, evidence) in move.landed(space, patches.patches).items()}
@@ -235,16 +242,19 @@ class Rebase:
             return False
         if series.digests(folder) not in (state.patches, state.moved):
             return False
+        kept = [name for name in _BESIDE if (before / name).is_file()]
+        if any(_digest(self.root / name) not in (_digest(before / name), state.wrote.get(name)) for name in kept):
+            return False
         work_tree.write_folder(folder, {name: (before / "patches" / name).read_bytes() for name in state.patches})
-        files.write(folder / series.LISTING, series.text_of(before / "patches" / series.LISTING))
-        for name in _WRITTEN[1:]:
-            if (before / name).is_file():
-                files.write(self.root / name, (before / name).read_text(encoding="utf-8"))
+        for name in kept:
+            files.write(self.root / name, (before / name).read_text(encoding="utf-8"))
+        if pin.gitlink(self.root) == state.new_pin["commit"] != state.gitlink:
+            pin.stage_gitlink(self.root, state.gitlink)
         return True
 
     def _remove(self) -> None:
         """The folder goes in one step, so that a kill leaves a rebase or none."""
-        aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=self.folder.name + "."))
+        aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=work_tree.aside_prefix(self.folder)))
         self.folder.replace(aside / "gone")
         shutil.rmtree(aside)
 
@@ -373,13 +383,17 @@ class Rebase:
             raise ActionNeeded(f"{folder} changed since the rebase began; put it back ({back}), then {_GO_ON}; or {_ABORT}.")
         if not state.moved:
             self._keep_before()
+            state = replace(state, gitlink=pin.gitlink(self.root))
         state = self._save(replace(state, moved=moved))
         dropped = [f"# not since {new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
         try:
             work_tree.write_folder(folder, patches, dropped)
+            state = self._wrote(state, f"patches/{series.LISTING}")
             pin.write(matrix, new_pin)
+            state = self._wrote(state, matrix.path.name)
             matrix, fresh = matrix_model.load(matrix.path), series.read(folder)
             changes.write(self.root / "CHANGES.md", changes.render(matrix, fresh))
+            state = self._wrote(state, "CHANGES.md")
             linked = pin.write_gitlink(self.root, new_pin)
         except OSError as e:
             what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
@@ -425,6 +439,10 @@ class Rebase:
         if not patches:
             raise SeriesError(f"no patch is left; {_ABORT}.")
         return patches
+
+    def _wrote(self, state: State, name: str) -> State:
+        """Note what a file became, so that --abort takes back this and nothing that a person wrote since."""
+        return self._save(replace(state, wrote={**state.wrote, name: _digest(self.root / name)}))
 
     def _keep_before(self) -> None:
         """Copies of what the end of a rebase writes, for --abort."""

@@ -14,7 +14,8 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 _MARKER = "series.json"  # in the repository's .git: what was applied
 _MARKER_FORMAT = 2
 _AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
-_KEEP_OR_DROP = "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, keeping its commits under refs/replaced"
+_KEEP_OR_DROP = (
+    "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, keeping its commits and stashes under refs/replaced"
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,18 @@ class Tree:
     digest: str
     sources: str  # id of csrc: what the binding is compiled from, whatever the messages and the Python files say
     kernel_sources: str  # the same of what kernel files can include: all but the binding's own file
+    seen: int = field(default_factory=time.time_ns, compare=False)  # when the files were what the ids say
+
+    def check_unchanged(self) -> None:
+        """What is made of the files is kept under the ids, so it must be made of what the ids say.
+
+        Raises:
+            SeriesError: a file was written since then.
+        """
+        for folder in ("csrc", "flash_attn"):
+            for path in sorted((self.root / folder).rglob("*")):
+                if path.is_file() and not path.name.startswith(".") and path.stat().st_mtime_ns > self.seen:
+                    raise SeriesError(f"{path} changed while it was being built from. Nothing that may be of both states was kept; build again.")
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,7 @@ def unsaved(root: Path) -> str | None:
 
 def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | None:
     """The finished tree when it is of these bytes; None when it may be replaced."""
+    seen = time.time_ns()
     if not root.exists():
         return None
     finished = Repository(root, SeriesError)
@@ -151,7 +167,7 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
     digest = series.digest(marker["base"])
     if (marker["pin"], marker["digest"]) != (pin_key(pin), digest):
         return None
-    return Tree(root, marker["base"], marker["commit"], digest, *sources(finished))
+    return Tree(root, marker["base"], marker["commit"], digest, *sources(finished), seen)
 
 
 def sources(repository: Repository) -> tuple[str, str]:
@@ -171,10 +187,15 @@ def reusable(series: Series, pin: Upstream, root: Path) -> Tree | None:
 
 
 def sweep(root: Path) -> None:
-    """Remove what killed runs left beside a folder: they make it aside, under its name and a random ending."""
-    for left in root.parent.glob(f"{root.name}.????????"):
+    """Remove what killed runs left beside a folder."""
+    for left in root.parent.glob(f"{aside_prefix(root)}*"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
+
+
+def aside_prefix(root: Path) -> str:
+    """How the folders begin in which another is made aside; no name that a person would give."""
+    return f".{root.name}.fa2-aside-"
 
 
 def make_base(root: Path, pin: Upstream, checkout: upstream.Checkout) -> str:
@@ -202,7 +223,10 @@ def _keep(repository: Repository, old: Path) -> None:
         loose = replaced.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
         replaced.run("update-ref", "refs/heads/uncommitted", loose)
         console.warn(f"{old} had changes that were not committed; they are kept as the commit {place}/heads/uncommitted")
-    status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), f"+HEAD:{place}/HEAD", f"+refs/heads/*:{place}/heads/*")
+    for number, stash in enumerate(replaced.run("stash", "list", "--format=%H", writes=False).split()):
+        replaced.run("update-ref", f"refs/stashes/{number}", stash)
+    heads = [f"+{name}:{place}/{kept}" for name, kept in (("HEAD", "HEAD"), ("refs/heads/*", "heads/*"), ("refs/stashes/*", "stashes/*"))]
+    status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), *heads)
     if status != 0:
         raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
     repository.attempt("fetch", "--quiet", "--no-tags", str(old), f"+refs/tags/*:{place}/tags/*", "+refs/replaced/*:refs/replaced/*")
@@ -231,7 +255,7 @@ def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         sweep(root)
-        aside = Path(tempfile.mkdtemp(dir=root.parent, prefix=root.name + "."))
+        aside = Path(tempfile.mkdtemp(dir=root.parent, prefix=aside_prefix(root)))
     except OSError as e:
         raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
     try:
@@ -247,8 +271,9 @@ def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path
         repository.run("tag", "base", base)
         if root.exists():
             _keep(repository, root)
-            shutil.rmtree(root)
-        work.replace(root)
+            _exchange(work, root)
+        else:
+            work.replace(root)
         return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)))
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -307,8 +332,8 @@ def write_folder(folder: Path, patches: dict[str, bytes], notes: Sequence[str] =
     changes = changed(held(folder), after)
     if not (changes.written or changes.removed):
         return changes
-    sweep(folder.parent / f".{folder.name}")
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+    sweep(folder)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=aside_prefix(folder)) as temporary:
         aside = Path(temporary) / folder.name
         if folder.is_dir():
             shutil.copytree(folder, aside, symlinks=True)

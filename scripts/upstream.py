@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from scripts.matrix import Upstream
 
 CUTLASS = "csrc/cutlass"
+_IN_SDIST = (".cu", ".h", ".cuh", ".cpp", ".hpp", ".py")  # of csrc, what upstream's MANIFEST.in names; git has more (.inl)
 
 
 class Source(str, Enum):
@@ -63,7 +64,7 @@ class Checkout:
 def is_wanted(path: PurePosixPath, packages: frozenset[PurePosixPath] | None = None) -> bool:
     """Whether a build needs this file. ``packages``: the folders that are Python packages; None: any may be one."""
     if path.parts[:2] == ("csrc", "flash_attn") or path.parts[:3] == ("csrc", "cutlass", "include"):
-        return True
+        return path.suffix in _IN_SDIST
     if path.parts[0] == "flash_attn":
         return path.suffix == ".py" and (packages is None or path.parent in packages)
     return str(path) in ("setup.py", "README.md", "LICENSE", "AUTHORS", "MANIFEST.in")
@@ -73,6 +74,12 @@ def _select(paths: Iterable[str]) -> list[str]:
     pure = [PurePosixPath(p) for p in paths]
     packages = frozenset(p.parent for p in pure if p.name == "__init__.py")
     return sorted(str(p) for p in pure if is_wanted(p, packages))
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Write a file, with one mode: some are executable in an archive and not in the other, and the mode is part of a commit."""
+    member.mode = 0o644
+    tar.extract(member, target, filter="data")
 
 
 # --- the submodule ---
@@ -103,13 +110,16 @@ def _extract_git(folder: Path, target: Path, commit: str, cutlass_commit: str) -
     repository, cutlass = Repository(folder, UpstreamError), Repository(folder / CUTLASS, UpstreamError)
     paths = repository.files(commit) + [f"{CUTLASS}/{p}" for p in cutlass.files(cutlass_commit, "include")]
     wanted = _select(paths)
+    chosen = frozenset(wanted)
     own = [p for p in wanted if not p.startswith(CUTLASS + "/")]
     for repo, prefix, revision, names in ((repository, "", commit, own), (cutlass, CUTLASS + "/", cutlass_commit, ["include"])):
         with tempfile.TemporaryDirectory(dir=target.parent) as aside:
             archive = Path(aside) / "tree.tar"
             repo.run("archive", "--format=tar", f"--prefix={prefix}", f"--output={archive}", revision, "--", *names, writes=False)
             with tarfile.open(archive) as tar:
-                tar.extractall(target, filter="data")
+                for member in tar:
+                    if member.name in chosen:
+                        _extract(tar, member, target)
 
 
 # --- the package index ---
@@ -225,8 +235,7 @@ def _extract_sdist(archive: Path, target: Path) -> None:
         for name in _select(members):
             member = members[name]
             member.name = name
-            member.mode = 0o644
-            tar.extract(member, target, filter="data")
+            _extract(tar, member, target)
 
 
 def _read_sdist(archive: Path, name: str) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import changes, lint, matrix, series
+from scripts import affected, changes, lint, matrix, series
 from scripts.errors import ActionNeeded, SeriesError, UsageError
 from scripts.git import Repository
 from scripts.rebase import Rebase, Report
@@ -376,6 +376,42 @@ def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Pa
     assert "left alone" in resume(repository).abort()
     assert snapshot(repository) == after
     assert not resume(repository).folder.exists()
+
+
+def staged_submodule(root: Path) -> list[str]:
+    listed = subprocess.run(["git", "-C", str(root), "ls-files", "--stage", "upstream"], check=True, capture_output=True, text=True)
+    return listed.stdout.split()[1:2]
+
+
+@pytest.mark.parametrize("submodule", ["a" * 40, None])
+@pytest.mark.parametrize("edited", ["wheel_matrix.toml", "CHANGES.md", "patches/series", None])
+def test_abort_takes_back_what_a_rebase_wrote_and_nothing_that_a_person_did(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, submodule: str | None, edited: str | None
+) -> None:
+    if submodule:
+        subprocess.run(["git", "-C", str(repository), "update-index", "--add", "--cacheinfo", f"160000,{submodule},upstream"], check=True)
+        git = ["git", "-C", str(repository), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
+        subprocess.run([*git, "commit", "--quiet", "-m", "submodule"], check=True)
+    before = snapshot(repository)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(affected, "kernels", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start(repository, {LIB: "# new\n" + FILES[LIB]}, commit="b" * 40)
+    assert staged_submodule(repository) == ["b" * 40]
+    if edited:
+        path = repository / edited
+        path.write_text(path.read_text() + "# my own note\n")
+        after = snapshot(repository)
+        assert "left alone" in resume(repository).abort()
+        assert snapshot(repository) == after
+        return
+    assert "as they were" in resume(repository).abort()
+    assert snapshot(repository) == before
+    assert staged_submodule(repository) == ([submodule] if submodule else [])
 
 
 def test_a_rebase_that_was_killed_while_it_wrote_and_lost_its_state_can_be_dropped(repository: Path) -> None:

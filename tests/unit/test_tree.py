@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -286,15 +288,72 @@ def test_looking_at_a_series_neither_needs_nor_touches_a_tree_with_work_in_it(ma
 
 def test_a_folder_that_a_killed_write_left_is_swept_by_the_next(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
-    (tmp_path / ".patches.abcd1234").mkdir()
+    (tmp_path / ".patches.fa2-aside-abcd1234").mkdir()
     tree.write_folder(patches, {"0001-Add-a-header.patch": (patches / "0002-Add-a-header.patch").read_bytes()})
-    assert not (tmp_path / ".patches.abcd1234").exists()
+    assert not (tmp_path / ".patches.fa2-aside-abcd1234").exists()
 
 
 def test_what_killed_runs_left_beside_a_tree_is_swept(make_series: Make, tmp_path: Path) -> None:
-    (tmp_path / "source.abcd1234").mkdir()
+    (tmp_path / ".source.fa2-aside-abcd1234").mkdir()
     tree.apply(series.read(make_series(*TWO)), PIN, checkout_of(BASE), tmp_path / "source")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["patches", "source"]
+
+
+def test_a_tree_that_somebody_moved_away_stays(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    for name in ("source.previous", "source.original"):
+        tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source").root.rename(tmp_path / name)
+    tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["patches", "source", "source.original", "source.previous"]
+
+
+def test_stashes_of_a_tree_that_is_replaced_are_kept(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    for text in ("mine\n", "mine too\n"):
+        write_files(applied.root, {"setup.py": text})
+        user(applied.root, "stash")
+    repository = Repository(applied.root, SeriesError)
+    tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
+    kept = repository.run("for-each-ref", "--format=%(refname)", "refs/replaced/*/stashes/*", writes=False).split()
+    assert [repository.read(f"{name}:setup.py") for name in kept] == [b"mine too\n", b"mine\n"]
+
+
+def test_an_interruption_at_the_end_of_apply_loses_no_commit(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patches = series.read(make_series(*TWO))
+    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    write_files(applied.root, {"setup.py": "mine\n"})
+    user(applied.root, "commit", "--quiet", "--all", "--message=mine")
+    mine = Repository(applied.root, SeriesError).resolve("HEAD")
+    remove = shutil.rmtree
+
+    def interrupted(path: Path, **options: bool) -> None:
+        if (Path(path) / ".git").exists() or (Path(path) / "tree/.git").exists():
+            raise KeyboardInterrupt
+        remove(path, **options)
+
+    with monkeypatch.context() as during:
+        during.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
+    tree.apply(patches, PIN, checkout_of(BASE), applied.root)
+    repository = Repository(applied.root, SeriesError)
+    assert repository.attempt("cat-file", "-e", mine)[0] == 0
+    assert repository.resolve("HEAD") == applied.commit
+
+
+def test_a_file_written_while_it_is_built_from_is_noticed(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    for _ in range(2):  # made, and taken as it is
+        applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+        applied.check_unchanged()
+    header = applied.root / "csrc/flash_attn/src/fork.h"
+    time.sleep(0.02)  # files have the time of the kernel's last tick
+    (header.parent / ".fork.h.swp").touch()
+    applied.check_unchanged()
+    header.write_bytes(header.read_bytes())
+    with pytest.raises(SeriesError, match=r"src/fork\.h changed while it was being built from"):
+        applied.check_unchanged()
 
 
 def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_named(make_series: Make, tmp_path: Path) -> None:
