@@ -228,7 +228,7 @@ def _meter(plan: kernels.Plan, compiles: Sequence[_Compile], jobs: int, folder: 
             words: list[str | Path] = [sys.executable, metered.__file__, record, "sh", "-c", one.command]
             name = f"{one.file}, {one.side}"
             writer.build([str(record)], "meter", variables={"metered": quoted(words).replace("$", "$$"), "name": name})
-    settings = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
+    settings = {**kernels.environment(), "NINJA_STATUS": "[%f/%t] "}
     command = [str(plan.toolchain.ninja), "-C", str(file.parent), "-f", file.name, f"-j{jobs}"]
     started, said, done = time.monotonic(), "", 0.0
     expected = {f"{one.file}, {one.side}": one.seconds for one in left}
@@ -276,7 +276,9 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
             "MAX_JOBS": "1",
         }
         command = [str(env.python), "setup.py", "build_ext"]
-        done = subprocess.run(command, cwd=source, env={**os.environ, **settings}, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(
+            command, cwd=source, env={**kernels.environment(), **settings}, capture_output=True, text=True, errors="replace", check=False
+        )
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(done.stdout + done.stderr, encoding="utf-8")
     found = sorted(source.glob("build/temp.*/build.ninja"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 from filelock import FileLock, Timeout
 
+from scripts import console
 from scripts.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +35,22 @@ def write(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def in_turn(path: Path, what: str) -> Iterator[None]:
+    """Wait for other runs that do ``what``, and keep others waiting; the lock ends with the process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        console.note(f"another run {what}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

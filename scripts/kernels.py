@@ -322,6 +322,12 @@ def _kept(plan: Plan) -> bool:
 
 Work = tuple[Plan, "Sequence[Unit]"]
 
+# An object is kept under the digest of its sources for good, so it may not be of sources that were edited meanwhile.
+_UNCHANGED = "changed=$$(find csrc -type f ! -name '.*' -newer {seen}) && test -z \"$$changed\""
+
+# Options that nvcc and g++ take from the environment: they would be in no digest, and in no wheel's provenance.
+_HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH")
+
 
 def write_ninja(path: Path, work: Sequence[Work]) -> None:
     """The rules that make objects, as ninja reads them; it starts each plan's units in their order, side by side."""
@@ -332,11 +338,15 @@ def write_ninja(path: Path, work: Sequence[Work]) -> None:
         for at, (plan, units) in enumerate(work):
             launcher = f"{quoted([plan.toolchain.sccache])} " if plan.toolchain.sccache else ""
             kept = _kept(plan)
+            seen = path.with_name(f"{path.name}.{at}.seen")
+            seen.touch()
+            os.utime(seen, ns=(plan.tree.seen, plan.tree.seen))
             for rule in sorted({unit.rule for unit in units}):
                 # An object appears whole or not at all. A generator's object is not made again when its command line
                 # changes: all that matters is in the folder's name, and with or without the cache it is the same.
                 cached = launcher if rule != "nvcc" or kept else ""
-                steps = f"cd {quoted([plan.tree.root])} && {cached}{commands[rule](plan)} -o $out.part && mv $out.part $out"
+                compile_it = f"cd {quoted([plan.tree.root])} && {cached}{commands[rule](plan)} -o $out.part"
+                steps = f"{compile_it} && {_UNCHANGED.format(seen=quoted([seen]))} && mv $out.part $out"
                 writer.rule(f"{rule}{at}", command=steps, description="$source", generator=True)
         placed = [(place, at, unit) for at, (_, units) in enumerate(work) for place, unit in enumerate(units)]
         made: set[Path] = set()
@@ -347,6 +357,11 @@ def write_ninja(path: Path, work: Sequence[Work]) -> None:
             # The tree's content is in the folder's name, so no dependency file is needed.
             staged = _staged(work[at][0].tree.root / unit.source) if unit.rule == "nvcc" else unit.source
             writer.build([str(unit.target)], f"{unit.rule}{at}", variables={"source": unit.source, "staged": quoted([staged])})
+
+
+def environment() -> dict[str, str]:
+    """The environment of compilers, and of the cache that starts them."""
+    return {name: value for name, value in os.environ.items() if name not in _HIDDEN_OPTIONS}
 
 
 def _end_tree(pid: int) -> None:
@@ -378,7 +393,7 @@ def _cache_server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[
             "SCCACHE_BASEDIRS": str(root),
             "SCCACHE_IDLE_TIMEOUT": "0",
         }
-        foreground = {**os.environ, **env, "SCCACHE_START_SERVER": "1", "SCCACHE_NO_DAEMON": "1"}
+        foreground = {**environment(), **env, "SCCACHE_START_SERVER": "1", "SCCACHE_NO_DAEMON": "1"}
         server = subprocess.Popen([str(toolchain.sccache)], env=foreground, stdout=messages, stderr=messages, start_new_session=True)
         try:
             deadline = time.monotonic() + 30
@@ -493,8 +508,14 @@ def compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
 
     Raises:
         CompileError: with the failed command, the end of its output, and where the whole log is.
+        SeriesError: sources changed meanwhile.
         KeyboardInterrupt: after the compilers were stopped; what was finished stays for the next run.
     """
+    with files.in_turn(work[0][0].build / "compile.lock", "compiles in this clone"):
+        return _compile_together(work, jobs)
+
+
+def _compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
     plan, units = work[0][0], list({unit.target: unit for _, some in work for unit in some}.values())
     toolchain = plan.toolchain
     objects = tuple(unit.target for unit in units)
@@ -521,7 +542,7 @@ def compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
         _cache_server(toolchain, plan.build.parent, logs / f"cache-{stamp}.log") as cache,
         console.progress("compiling", len(units), len(units) - len(pending)) as advance,
     ):
-        env = {**os.environ, **cache, "NINJA_STATUS": "[%f/%t] ", "TERM": "dumb"}
+        env = {**environment(), **cache, "NINJA_STATUS": "[%f/%t] ", "TERM": "dumb"}
         with running_ninja(command, env, log, units) as ninja, log.open("a", encoding="utf-8") as record:
             for line in ninja.stdout or ():
                 record.write(line)
@@ -539,6 +560,8 @@ def compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
             status = ninja.wait()
         stats = _cache_stats(toolchain, cache) if status == 0 else _CacheStats()
     if status != 0:
+        for one, _ in work:
+            one.tree.check_unchanged()
         raise CompileError(_failure(tail, log, status))
     if pending and all(_kept(one) for one, _ in work):
         _check_cache(stats, toolchain, pending)

@@ -116,6 +116,11 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "abi":
 
 def environment(target: Target, python: Path, version: str, folder: Path, logs: Path) -> Environment:
     """The target's environment under ``folder``; made when it is not there, or was not finished."""
+    with files.in_turn(folder / f"{target.name}-py{version}.lock", "installs this environment"):
+        return _made_environment(target, python, version, folder, logs)
+
+
+def _made_environment(target: Target, python: Path, version: str, folder: Path, logs: Path) -> Environment:
     root = folder / f"{target.name}-py{version}"
     binary, marker = root / "bin/python", root / _READY
     if marker.is_file():
@@ -126,11 +131,15 @@ def environment(target: Target, python: Path, version: str, folder: Path, logs: 
     shutil.rmtree(root, ignore_errors=True)
     common = {"error": ToolchainError, "hint": "Check the network and pip's configuration (pip config list)."}
     run([python, "-m", "venv", root], what="could not make a virtual environment", **common)  # type: ignore[arg-type]
-    # A folder on the machine may hold a build for the CPU, which "==" alone prefers: it counts as newer.
-    packages = [f"torch=={target.torch},!={target.torch}+cpu", "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
+    packages = [torch_for_cuda(target.torch), "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
     install = [binary, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", *packages]
     run(install, what=f"could not install torch {target.torch}", log=logs / f"environment-{root.name}.log", **common)  # type: ignore[arg-type]
     return _environment(binary, _probe(binary, target, marker))
+
+
+def torch_for_cuda(version: str) -> str:
+    """What pip is asked for. A folder on the machine may hold a build for the CPU, which "==" alone prefers: it counts as newer."""
+    return f"torch=={version}" if "+" in version else f"torch=={version},!={version}+cpu"
 
 
 def _probe(binary: Path, target: Target, marker: Path) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class Tree:
         Raises:
             SeriesError: a file was written since then.
         """
-        for folder in ("csrc", "flash_attn"):
-            for path in sorted((self.root / folder).rglob("*")):
+        for pattern in ("*", "csrc/**/*", "flash_attn/**/*"):
+            for path in sorted(self.root.glob(pattern)):
                 if path.is_file() and not path.name.startswith(".") and path.stat().st_mtime_ns > self.seen:
                     raise SeriesError(f"{path} changed while it was being built from. Nothing that may be of both states was kept; build again.")
 

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from scripts import console, files, matrix, series, tree, upstream
+from scripts import console, files, matrix, series, tree, upstream, wheel
 from scripts.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.git import Repository
 from scripts.process import run
-from scripts.toolchain import find_python
+from scripts.toolchain import find_python, torch_for_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NOT_VERIFIED = 3  # tests/wheel/conftest.py exits with it when the GPU half did not run
+_NOT_VERIFIED = 30  # tests/wheel/conftest.py exits with it when the GPU half did not run
 _PYTEST = "pytest>=8.4"
 UPSTREAM_TESTS = PurePosixPath("tests/test_flash_attn.py")
 
@@ -134,11 +134,6 @@ def wheels_in(dist: Path) -> list[Path]:
     return found
 
 
-def proof_path(wheel: Path) -> Path:
-    """Where a wheel's proof lies: beside it."""
-    return wheel.with_suffix(".proof.json")
-
-
 def installed(facts: Facts, root: Path, logs: Path) -> Path:
     """A new environment with the wheel, its torch and pytest; its Python."""
     python = root / "bin/python"
@@ -147,7 +142,11 @@ def installed(facts: Facts, root: Path, logs: Path) -> Path:
     run([find_python(facts.python), "-m", "venv", root], error=ToolchainError, what="could not make a virtual environment")
     install: list[str | Path] = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off"]
     run(
-        [*install, f"torch=={facts.torch}", "numpy", _PYTEST], error=ToolchainError, what=f"could not install torch {facts.torch}", hint=hint, log=log
+        [*install, torch_for_cuda(facts.torch), "numpy", _PYTEST],
+        error=ToolchainError,
+        what=f"could not install torch {facts.torch}",
+        hint=hint,
+        log=log,
     )
     run([*install, facts.path.resolve()], error=VerifyError, what="the wheel does not install", hint=hint, log=log)
     run([python, "-m", "pip", "check"], error=VerifyError, what="pip check fails with the wheel installed", log=log)
@@ -194,14 +193,14 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         command += [f"--proof={proof}", f"--wheel={path.resolve()}", f"--upstream={own}", *extra]
         status = subprocess.run([str(c) for c in command], cwd=root, env={**os.environ, "PYTHONPATH": ""}, check=False).returncode
         if not proof.is_file():
-            raise VerifyError(f"{path.name}: the suite did not start: pytest exited with {status}; its output is above.")
+            raise VerifyError(f"{path.name}: the suite did not come to its end: pytest exited with {status}; its output is above.")
         result: dict[str, Any] = json.loads(proof.read_text(encoding="utf-8"))
         if not extra:
-            aside = proof_path(path).with_suffix(".part")
+            aside = wheel.proof_path(path).with_suffix(".part")
             shutil.copyfile(proof, aside)
-            aside.replace(proof_path(path))
+            aside.replace(wheel.proof_path(path))
     _report(result)
-    kept = f" The proof is {proof_path(path)}." if not extra else ""
+    kept = f" The proof is {wheel.proof_path(path)}." if not extra else ""
     if status == _NOT_VERIFIED:
         raise NotVerified(
             f"{path.name} is NOT VERIFIED: {result['counts']['not run']} GPU cases were not run, because there is no CUDA device here; "

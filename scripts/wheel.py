@@ -5,6 +5,7 @@ Packing adds nothing of its own to the objects: entries in order, one date for a
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import re
@@ -122,7 +123,9 @@ def _metadata(tree: Tree, toolchain: Toolchain, build: Path) -> Message:
     kept = build / "metadata" / f"{tree.commit}-{toolchain.environment.tag}"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        files.write(kept, _ask_setup(tree, toolchain, build / "logs" / "metadata.log"))
+        text = _ask_setup(tree, toolchain, build / "logs" / "metadata.log")
+        tree.check_unchanged()
+        files.write(kept, text)
     return Parser().parsestr(kept.read_text(encoding="utf-8"))
 
 
@@ -225,6 +228,7 @@ def pack(matrix: Matrix, target: Target, plan: Plan, extension: Path, facts: dic
         f"{info}/licenses/AUTHORS": (tree.root / "AUTHORS").read_bytes(),
         f"{info}/licenses/NOTICE": notice.read_bytes(),
     }
+    tree.check_unchanged()
     dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=dist, prefix=".") as folder, _source_date():
         aside = Path(folder) / name
@@ -235,5 +239,17 @@ def pack(matrix: Matrix, target: Target, plan: Plan, extension: Path, facts: dic
                 header.external_attr = (0o100755 if entry.endswith(".so") else 0o100644) << 16
                 header.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(header, entries[entry])
-        aside.replace(dist / name)
+        publish(aside, dist / name)
     return dist / name
+
+
+def publish(aside: Path, place: Path) -> None:
+    """Rename a wheel into its place. The proof that lies there goes, unless it is of these bytes."""
+    if not (place.is_file() and filecmp.cmp(aside, place, shallow=False)):
+        proof_path(place).unlink(missing_ok=True)
+    aside.replace(place)
+
+
+def proof_path(wheel: Path) -> Path:
+    """Where a wheel's proof lies: beside it."""
+    return wheel.with_suffix(".proof.json")

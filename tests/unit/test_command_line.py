@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts import __main__, build, files, kernels, maintain, matrix, toolchain, tree, verify
-from scripts.errors import ToolchainError, UsageError, WheelError
+from scripts.errors import NotVerified, ToolchainError, UsageError, WheelError
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
@@ -214,6 +214,20 @@ def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
             archive.writestr("flash_attn/_fork.json", broken)
         with pytest.raises(WheelError, match=r"_fork\.json (is damaged|says nothing)"):
             verify.facts_of(cut)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_wheel_that_fails_outweighs_one_that_cannot_be_proved_here(monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]) -> None:
+    wheels = [("absent.whl", UsageError("absent.whl does not exist")), ("good.whl", NotVerified("good.whl is NOT VERIFIED"))]
+    told = dict(wheels)
+
+    def facts_of(path: Path) -> verify.Facts:
+        raise told[path.name]
+
+    monkeypatch.setattr(verify, "facts_of", facts_of)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main_inner(["verify", *(wheels[place][0] for place in order)])
+    assert ended.value.code == UsageError.exit_code
 
 
 def test_a_dry_run_from_git_fails_as_the_build_would(tmp_path: Path) -> None:

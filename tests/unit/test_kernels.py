@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts import console, kernels, matrix
-from scripts.errors import BuildError, CompileError, ToolchainError
+from scripts.errors import BuildError, CompileError, SeriesError, ToolchainError
 from scripts.process import run
 from scripts.toolchain import Environment, Toolchain, Toolkit, _tool
 from scripts.tree import Tree
@@ -217,3 +218,36 @@ def test_one_choice_of_objects_is_one_extension(tmp_path: Path) -> None:
     assert kernels.folder_key(units) == kernels.folder_key(elsewhere)
     others = [u.target for u in kernels.kernel_units(plan(tmp_path, tools, arch="80"))]
     assert len({kernels.folder_key(u) for u in (units, units[1:], others)}) == 3
+
+
+def test_an_object_of_sources_that_were_edited_meanwhile_is_not_kept(tmp_path: Path) -> None:
+    """It would answer for the sources as they were, in every later build."""
+    header = "csrc/flash_attn/src/fork.h"
+    tools = toolchain(tmp_path, f'sleep 0.2; [ -e "$0.edited" ] || {{ touch "$0.edited"; echo edited > {header}; }}; cat {header} > "$last"\n')
+    (tmp_path / "source" / header).parent.mkdir(parents=True)
+    (tmp_path / "source" / header).write_text("committed\n")
+    planned = plan(tmp_path, tools)
+    units = kernels.kernel_units(planned)
+    with pytest.raises(SeriesError, match=r"fork\.h changed while it was being built from"):
+        kernels.compile_units(planned, units, 1)
+    (tmp_path / "source" / header).write_text("committed\n")
+    done = kernels.compile_units(plan(tmp_path, tools), units, 1)
+    assert {path.read_text() for path in done.objects} == {"committed\n"}
+
+
+def test_two_builds_in_one_clone_take_turns(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, 'echo begun >> "$0.calls"; echo whole > "$last"; sleep 0.3\n')
+    planned = plan(tmp_path, tools)
+    units = kernels.kernel_units(planned)
+    with ThreadPoolExecutor() as threads:
+        built = [done.built for done in threads.map(lambda _: kernels.compile_units(planned, units, 2), range(2))]
+    assert sorted(built) == [0, len(units)]
+    assert len((tmp_path / "compiler.calls").read_text().split()) == len(units)
+
+
+def test_options_from_the_environment_reach_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH"):
+        monkeypatch.setenv(name, "-G")
+    monkeypatch.setenv("KEPT", "kept")
+    done = compile_all(tmp_path, toolchain(tmp_path, 'echo "$KEPT$NVCC_APPEND_FLAGS$NVCC_PREPEND_FLAGS$CPATH$CPLUS_INCLUDE_PATH" > "$last"\n'))
+    assert {path.read_text() for path in done.objects} == {"kept\n"}

@@ -38,3 +38,14 @@ def test_a_compiler_that_links_libstdcxx_statically_is_refused(tmp_path: Path, m
     with pytest.raises(WheelError, match=r"linked libstdc\+\+ into the extension"):
         linked(tmp_path, monkeypatch, "-static-libstdc++")
     assert not list(tmp_path.glob("extension*"))
+
+
+@pytest.mark.parametrize(("content", "kept"), [("the same", True), ("other", False)])
+def test_a_proof_is_kept_for_the_bytes_that_it_is_of(tmp_path: Path, content: str, kept: bool) -> None:
+    place = tmp_path / "x.whl"
+    place.write_text("the same")
+    wheel.proof_path(place).write_text("{}")
+    (tmp_path / "aside").write_text(content)
+    wheel.publish(tmp_path / "aside", place)
+    assert place.read_text() == content
+    assert wheel.proof_path(place).exists() == kept

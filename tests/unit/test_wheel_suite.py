@@ -83,7 +83,7 @@ def test_a_run_in_which_no_control_differs_fails_though_every_case_passed(suite:
 
 def test_without_a_gpu_the_status_is_not_verified(suite: Path) -> None:
     status, proof, out = run(suite, CONTROL.format(True, True, True) + "def test_static(): pass\n", gpu=False)
-    assert status == 3
+    assert status == 30
     assert proof["verified"] is False
     assert proof["counts"] == {"not run": 2, "passed": 1}
     assert "NOT VERIFIED: 2 GPU cases not run" in out
@@ -101,6 +101,12 @@ def test_a_mismatch_is_in_the_proof_with_index_and_bits(suite: Path) -> None:
     assert status == 1
     (case,) = proof["cases"].values()  # type: ignore[attr-defined]
     assert case["mismatch"]["bits"] == ["0x3c00", "0x3c01"]
+
+
+def test_a_suite_that_breaks_off_leaves_no_proof_and_is_not_taken_for_one_without_a_gpu(suite: Path) -> None:
+    (suite / "plugin.py").write_text("def pytest_runtest_protocol(item): raise RuntimeError('a fault of pytest')\n")
+    with pytest.raises(FileNotFoundError):
+        run(suite, "pytest_plugins = ['plugin']\ndef test_static(): pass\n", gpu=False)
 
 
 def test_a_suite_that_runs_nothing_is_not_verified(suite: Path) -> None:
