@@ -64,12 +64,12 @@ _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
 # order the files, limit the jobs and weigh the progress bar; what is built does not depend on them.
 _SECONDS = {
-    (Pass.FWD, False): 70,
-    (Pass.FWD, True): 60,
-    (Pass.SPLIT, False): 240,
-    (Pass.SPLIT, True): 150,
-    (Pass.BWD, False): 150,
-    (Pass.BWD, True): 110,
+    (Pass.FWD, False): 83,
+    (Pass.FWD, True): 73,
+    (Pass.SPLIT, False): 125,
+    (Pass.SPLIT, True): 115,
+    (Pass.BWD, False): 103,
+    (Pass.BWD, True): 96,
 }
 _FRONT_HALF = 0.75  # of them, up to PTX
 _PRIOR = 300  # seconds for which the above count when the time left is told
