@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 from conftest import DIM, MACHINE, Machine, problems
-from flash_attn import deterministic_mode, flash_attn_func, flash_attn_with_kvcache
+from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from harness import ROUTES, Config, Draw, Rows, assert_accurate, cache, dense, extras, paged, route, varlen
 from hypothesis import given
 from hypothesis import strategies as st
@@ -195,6 +195,58 @@ def test_a_full_cache_is_not_written_past_its_end(where: str, capacity: int) -> 
     assert torch.equal(k[1, -4:], q[1])
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("where", ROUTES)
+@pytest.mark.parametrize("filled", [300, 298])
+def test_a_cache_that_ends_within_a_block_is_not_written_past_its_end(where: str, filled: int) -> None:
+    """There the next sequence's cache begins."""
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split")
+    q, k = torch.randn(2, 4, 1, DIM).half(), torch.randn(2, 300, 1, DIM).half()
+    before, v, room = k.clone(), k.clone(), 300 - filled
+    with deterministic_mode(split_size=BLOCK), route(where):
+        out, lse = flash_attn_with_kvcache(
+            q, k, v, q, q, cache_seqlens=torch.tensor([filled, 100], dtype=torch.int32), causal=True, return_softmax_lse=True
+        )
+    for cached in (k, v):
+        assert torch.equal(cached[0], torch.cat([before[0, :filled], q[0, :room]]))
+        assert torch.equal(cached[1], torch.cat([before[1, :100], q[1], before[1, 104:]]))
+    for rows in (out[0, :, 0], lse[0, 0]):
+        assert rows[:room].isfinite().all()
+        assert rows[room:].isnan().all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("where", ROUTES)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_that_need_keys_past_the_length_that_a_call_names_are_nan(where: str, masked: bool, causal: bool) -> None:
+    config = Config(head_dim=DIM, heads=1, heads_k=1, causal=causal, mask=masked)
+    config.need("split")
+    q, k = torch.randn(70, 1, DIM).half(), torch.randn(120, 1, DIM).half()
+    starts = [torch.tensor([0, length], dtype=torch.int32) for length in (70, 120)]
+    results = []
+    with deterministic_mode(split_size=BLOCK), route(where):
+        for longest in (120, 100):
+            own = {"attn_mask": torch.ones(longest, dtype=torch.bool)} if masked else {}
+            results.append(flash_attn_varlen_func(q, k, k, *starts, 70, longest, causal=causal, **own))
+    enough = 50 if causal else 0
+    assert torch.equal(results[1][:enough].view(torch.int16), results[0][:enough].view(torch.int16))
+    assert results[0].isfinite().all()
+    assert results[1][enough:].isnan().all()
+
+
+def test_one_query_a_sequence_at_most_with_grouped_heads() -> None:
+    """A sequence without a query has no row that the heads of a group could be rows of."""
+    config = Config(head_dim=DIM, heads=4, heads_k=2)
+    config.need("split")
+    q, k = torch.randn(2, 4, DIM).half(), torch.randn(90, 2, DIM).half()
+    starts = [torch.tensor(places, dtype=torch.int32) for places in ([0, 1, 1, 2], [0, 30, 40, 90])]
+    with deterministic_mode(split_size=BLOCK):
+        out = flash_attn_varlen_func(q, k, k, *starts, 1, 50)
+        alone = [flash_attn_func(q[None, i : i + 1], part[None], part[None]) for i, part in enumerate((k[:30], k[40:]))]
+    assert torch.equal(out.view(torch.int16), torch.cat([rows[0] for rows in alone]).view(torch.int16))
 
 
 @pytest.mark.parametrize("where", ROUTES)

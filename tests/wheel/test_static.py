@@ -181,9 +181,61 @@ def test_scope_refuses_to_decorate_what_runs_after_the_call() -> None:
     def generator() -> Iterator[None]:
         yield
 
-    for function in (coroutine, generator):
-        with pytest.raises(TypeError, match="cannot decorate"):
+    for function, advice in ((coroutine, "inside its body"), (generator, "around each part of its body that does not yield")):
+        with pytest.raises(TypeError, match=f"cannot decorate .*: open the scope {advice}"):
             deterministic_mode()(function)
+
+
+def test_scopes_that_generators_close_in_another_order_leave_nothing_open() -> None:
+    def generator(split_size: int) -> Iterator[None]:
+        with deterministic_mode(split_size=split_size):
+            yield
+
+    one, other = generator(512), generator(1024)
+    next(one)
+    next(other)
+    one.close()  # type: ignore[attr-defined]
+    assert get_deterministic_mode() == (True, 1024)
+    other.close()  # type: ignore[attr-defined]
+    assert not get_deterministic_mode().enabled
+
+
+def test_threads_and_tasks_share_a_scope() -> None:
+    shared = deterministic_mode(split_size=512)
+    seen: list[object] = []
+
+    def thread(barrier: threading.Barrier) -> None:
+        with shared, shared:
+            barrier.wait(10)
+            seen.append(get_deterministic_mode())
+            barrier.wait(10)
+        seen.append(get_deterministic_mode())
+
+    async def task() -> None:
+        with shared:
+            await asyncio.sleep(0)
+            seen.append(get_deterministic_mode())
+        seen.append(get_deterministic_mode())
+
+    async def tasks() -> None:
+        await asyncio.gather(task(), task())
+
+    meeting = threading.Barrier(2)
+    threads = [threading.Thread(target=thread, args=(meeting,)) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    asyncio.run(tasks())
+    off = get_deterministic_mode()
+    assert not off.enabled
+    assert seen.count((True, 512)) == seen.count(off) == 4
+
+
+def test_a_scope_that_was_opened_elsewhere_is_not_closed_here() -> None:
+    scope = deterministic_mode()
+    with pytest.raises(RuntimeError, match="opened in another thread or asyncio task, or not at all"):
+        scope.__exit__(None, None, None)
 
 
 def test_environment_is_read_once() -> None:
