@@ -208,7 +208,7 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         )
     if status != 0:
         raise VerifyError(f"{path.name} failed its suite: {result['counts'].get('failed', 0)} cases failed.{kept}")
-    console.done(f"{path.name} is verified.{kept}")
+    console.done(f"{path.name}: the cases that --pytest chose passed, which proves no wheel." if extra else f"{path.name} is verified.{kept}")
     return result
 
 
