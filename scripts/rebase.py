@@ -21,6 +21,7 @@ from scripts import affected, changes, console, files, guards, lint, move, pin, 
 from scripts import matrix as matrix_model
 from scripts import tree as work_tree
 from scripts.errors import ActionNeeded, GuardError, SeriesError, UsageError
+from scripts.fetch import sha256
 from scripts.git import Repository
 from scripts.matrix import Upstream
 
@@ -38,7 +39,7 @@ _BESIDE = (f"patches/{series.LISTING}", *_WRITTEN[1:])  # of those, what is no p
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return sha256(path) if path.is_file() else ""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from scripts import console, debian, files
 from scripts.errors import ToolchainError, UsageError
 from scripts.process import run
@@ -250,8 +248,7 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
     folder = _shared_folder(target, shared)
     root = folder if target.assembled else folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
     origin = f"{target.toolkit} from Debian and the package index" if target.assembled else f"cuda-toolkit {target.toolkit} from the package index"
-    shared.mkdir(parents=True, exist_ok=True)
-    with FileLock(shared / "lock"):
+    with files.in_turn(shared / "lock", "installs a CUDA toolkit"):
         if not folder.is_dir():
             console.step(f"Installing {origin} ({reason})")
             if target.assembled:

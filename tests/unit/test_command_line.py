@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from scripts import __main__, build, files, kernels, maintain, matrix, toolchain, tree, verify
 from scripts.errors import NotVerified, ToolchainError, UsageError, WheelError
@@ -214,6 +215,13 @@ def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
             archive.writestr("flash_attn/_fork.json", broken)
         with pytest.raises(WheelError, match=r"_fork\.json (is damaged|says nothing)"):
             verify.facts_of(cut)
+
+
+@pytest.mark.parametrize(("version", "taken"), [("2.13.0", "2.13.0+cu130"), ("2.13.0+cu130", "2.13.0+cu130")])
+def test_pip_is_asked_for_no_torch_for_the_cpu(version: str, taken: str) -> None:
+    """Which counts as newer than "2.13.0", and lies in some machines' folders."""
+    wanted = Requirement(toolchain.torch_for_cuda(version)).specifier
+    assert list(wanted.filter(["2.13.0+cpu", "2.13.0+cu130", "2.12.0"])) == [taken]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,3 +76,24 @@ def test_a_wheel_that_no_state_of_the_repository_gives_is_refused(repository: Pa
 def test_a_wheel_without_a_series_is_damaged(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(WheelError, match="says nothing of its series"):
         verify.check_series(verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {}), repository, tmp_path)
+
+
+@pytest.mark.parametrize("extra", [[], ["-k", "passes"]])
+def test_cases_that_somebody_chose_verify_no_wheel_and_leave_no_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: list[str]
+) -> None:
+    """Pytest is real; the suite is one that writes a proof and passes."""
+    wheel, suite = tmp_path / "flash_attn-1-cp312-cp312-linux_x86_64.whl", tmp_path / "suite"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("flash_attn/_fork.json", json.dumps({"torch": "2.11.0"}))
+    suite.mkdir()
+    proof = {"wheel": None, "gpu": None, "torch": "2.11.0", "python": "3.12", "counts": {"passed": 1}, "controls": [], "cases": {}}
+    options = "".join(f"    parser.addoption('--{name}')\n" for name in ("proof", "wheel", "upstream"))
+    finish = f"def pytest_sessionfinish(session):\n    open(session.config.getoption('--proof'), 'w').write({json.dumps(proof)!r})\n"
+    (suite / "conftest.py").write_text(f"def pytest_addoption(parser):\n{options}{finish}")
+    (suite / "test_it.py").write_text("def test_passes(): pass\n")
+    monkeypatch.setattr(verify, "installed", lambda *_: sys.executable)
+    checkout = upstream.Checkout(upstream.Source.SDIST, "", lambda _: None, lambda _: b"")
+    verify.verify(wheel, checkout, suite, tmp_path / "build", extra)
+    assert ("which proves no wheel" in capsys.readouterr().out) == bool(extra)
+    assert wheel.with_suffix(".proof.json").exists() == (not extra)
