@@ -106,10 +106,13 @@ def test_every_shape_stride_and_alignment(
 
 
 @pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
-@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize("mode", ["off", "deterministic=True", "on"])
 @pytest.mark.parametrize("shape", [(3, 4, 300, 400), (1, 4, 300, 400), (3, 1, 300, 400), (1, 1, 300, 400), (3, 2, 1, 400), (1, 1, 1, 400)], ids=str)
-def test_the_gradient_of_a_bias_is_the_same_in_every_run(machine: Machine, mode: bool, shape: tuple[int, ...]) -> None:
-    """Whatever the order of blocks and warps and how many run side by side: sums of several heads, sequences and queries included."""
+def test_the_gradient_of_a_bias_is_the_same_in_every_run(machine: Machine, mode: str, shape: tuple[int, ...]) -> None:
+    """Whatever the order of blocks and warps and how many run side by side: sums of several heads, sequences and queries included.
+
+    That of q as well, where that is asked for.
+    """
     config = Config(head_dim=DIM, heads=4, heads_k=2)
     config.need("split", "bwd")
     q, k, v = (t.requires_grad_() for t in draw_inputs(7, config, 3, 300, 400))
@@ -118,11 +121,28 @@ def test_the_gradient_of_a_bias_is_the_same_in_every_run(machine: Machine, mode:
     results = []
     for order, resident in [(0, 1), (1, 48), (2, 24), (3, 7)]:
         machine.set(order=order, resident=resident)
-        with deterministic_mode(mode, 256):
-            out = flash_attn_func(q, k, v, attn_mask=mask, attn_bias=bias)
-            results.append(torch.autograd.grad(out, bias, torch.ones_like(out))[0])
-    for result in results[1:]:
-        assert_same_bits(result, results[0], "dbias")
+        with deterministic_mode(mode == "on", 256):
+            out = flash_attn_func(q, k, v, attn_mask=mask, attn_bias=bias, deterministic=mode == "deterministic=True")
+            results.append(torch.autograd.grad(out, (bias, q), torch.ones_like(out)))
+    for dbias, dq in results[1:]:
+        assert_same_bits(dbias, results[0][0], "dbias")
+        if mode != "off":
+            assert_same_bits(dq, results[0][1], "dq")
+
+
+@pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
+def test_the_gradient_of_a_bias_that_many_sequences_share() -> None:
+    """More than there are parts of a tile: some thread blocks find several sequences' scores, and some none."""
+    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config.need("split", "bwd")
+    generator = torch.Generator().manual_seed(1)
+    bias = torch.randn(1, 1, 2, 9, generator=generator).half().requires_grad_()
+    leaves = [*(t.requires_grad_() for t in draw_inputs(3, config, 300, 2, 9)), bias]
+    upstream = torch.randn(leaves[0].shape, generator=generator).half()
+    gradients = torch.autograd.grad(flash_attn_func(*leaves[:3], attn_bias=bias), leaves, upstream)
+    exact, plain = (by_definition(config, dtype, leaves, None, upstream)[1] for dtype in (torch.float64, torch.float16))
+    for name, got, right, other in zip(("dq", "dk", "dv", "dbias"), gradients, exact, plain, strict=True):
+        assert_close(name, got, right, other)
 
 
 @pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")

@@ -76,10 +76,13 @@ def ways(bias: Tensor) -> Iterator[tuple[str, Tensor]]:
 def everything(inputs: list[Tensor], upstream: Tensor, with_gradients: bool, **options: Any) -> dict[str, Tensor]:
     """Results of a call with the mode on, and gradients."""
     leaves = [t.detach().requires_grad_() for t in inputs]
+    if "attn_bias" in options:
+        options["attn_bias"] = options["attn_bias"].detach().requires_grad_()
+        leaves.append(options["attn_bias"])
     with deterministic_mode(split_size=256):
-        out, lse, _ = flash_attn_func(*leaves, return_attn_probs=True, **options)
+        out, lse, _ = flash_attn_func(*leaves[:3], return_attn_probs=True, **options)
         gradients = torch.autograd.grad(out, leaves, upstream) if with_gradients else ()
-    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=False))}
+    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(("dq", "dk", "dv", "dbias"), gradients, strict=False))}
 
 
 def assert_that_no_number_but_infinity_hides(config: Config, dtype: str, scale: float | None, with_gradients: bool = True) -> None:
@@ -101,8 +104,8 @@ def assert_that_no_number_but_infinity_hides(config: Config, dtype: str, scale: 
     both = everything(inputs, upstream, with_gradients, **options, attn_mask=mask, attn_bias=bias)
     for way, own in ways(nothing.masked_fill(~mask, -math.inf)):
         found = everything(inputs, upstream, with_gradients, **options, attn_bias=own)
-        for name, result in found.items():
-            assert_same_bits(result, hidden[name], f"-inf for a mask, {way}, {name}")
+        for name, result in hidden.items():
+            assert_same_bits(found[name], result, f"-inf for a mask, {way}, {name}")
     for garbage in (math.nan, math.inf, -math.inf, largest, -largest):
         for way, own in ways(bias.masked_fill(~mask, garbage)):
             found = everything(inputs, upstream, with_gradients, **options, attn_mask=mask, attn_bias=own)

@@ -121,7 +121,7 @@ def test_gradients_of_two_streams_at_once() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 300, 700), (2, 4, 300, 700)], ids=["shared", "own"])
 def test_a_cuda_graph_of_gradients(shape: tuple[int, ...]) -> None:
-    """What counts the turns at dQ and at a bias that heads and sequences share starts anew in each replay."""
+    """What counts the turns at dQ starts anew in each replay, and so do the parts of a gradient that sequences share."""
     config = Config(heads=4, heads_k=2, bias="fp16")
     config.need("split", "bwd")
     draw = Draw(29)
