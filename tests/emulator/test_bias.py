@@ -22,7 +22,14 @@ from flash_attn import (
 from harness import DTYPES, KERNELS, Config, Draw, Rows, Sequence, assert_accurate, assert_same_bits, dense, reference
 from hypothesis import given
 from hypothesis import strategies as st
-from masks import assert_close, assert_that_no_number_but_infinity_hides, by_definition, draw_inputs, strided
+from masks import (
+    assert_close,
+    assert_that_a_mask_is_read_alike_wherever_it_lies,
+    assert_that_no_number_but_infinity_hides,
+    by_definition,
+    draw_inputs,
+    strided,
+)
 from torch import Tensor
 
 WITH_BACKWARD = any(name.startswith("bwd") for name in KERNELS)
@@ -356,6 +363,13 @@ def test_no_number_but_infinity_hides(dtype: str, scale: float | None, softcap: 
     config = Config(head_dim=DIM, heads=2, heads_k=1, softcap=softcap)
     config.need("split")
     assert_that_no_number_but_infinity_hides(config, dtype, scale, WITH_BACKWARD)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_is_read_alike_wherever_it_lies(causal: bool) -> None:
+    config = Config(head_dim=DIM, heads=2, heads_k=1, causal=causal)
+    config.need("split")
+    assert_that_a_mask_is_read_alike_wherever_it_lies(config, WITH_BACKWARD)
 
 
 def test_hidden_keys_and_values_change_nothing() -> None:

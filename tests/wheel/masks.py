@@ -85,6 +85,33 @@ def everything(inputs: list[Tensor], upstream: Tensor, with_gradients: bool, **o
     return {"out": out.detach(), "lse": lse.detach(), **dict(zip(("dq", "dk", "dv", "dbias"), gradients, strict=False))}
 
 
+def assert_that_a_mask_is_read_alike_wherever_it_lies(config: Config, with_gradients: bool = True) -> None:
+    """Rows at multiples of eight bytes, whole octets of keys and not, rows anywhere, keys apart; any byte but 0 is True."""
+    draw = Draw(7)
+    for len_k in (512, 300):
+        sequence = draw.sequence(config, 140, len_k)
+        inputs = [t[None] for t in (sequence.q, sequence.k, sequence.v)]
+        upstream = torch.randn(inputs[0].shape, generator=draw.generator, device=inputs[0].device).to(inputs[0].dtype)
+        mask = torch.rand((config.heads, 140, len_k), generator=draw.generator, device=inputs[0].device) < 0.5
+        mask[:, 70:, :200] = False
+        alike = {
+            "keys apart": strided(mask[None], 0, (0, 1, 2, 3), 2)[0],
+            "rows anywhere": strided(mask[None], 1, (0, 1, 2, 3), 1)[0],
+            "rows at eight bytes": torch.nn.functional.pad(mask, [8, 8 + -len_k % 8])[..., 8 : 8 + len_k],
+            "other bytes": (mask.to(torch.uint8) * torch.randint(1, 256, mask.shape, generator=draw.generator, device=mask.device))
+            .to(torch.uint8)
+            .view(torch.bool),
+        }
+        expected = everything(inputs, upstream, with_gradients, **config.kwargs(), attn_mask=alike["keys apart"])
+        exact, plain = (by_definition(config, dtype, inputs, mask[None], upstream) for dtype in (torch.float64, inputs[0].dtype))
+        assert_close("out", expected["out"], exact[0], plain[0])
+        for n, name in enumerate(("dq", "dk", "dv") if with_gradients else ()):
+            assert_close(name, expected[name], exact[1][n], plain[1][n])
+        for way, own in alike.items():
+            for name, result in everything(inputs, upstream, with_gradients, **config.kwargs(), attn_mask=own).items():
+                assert_same_bits(result, expected[name], f"{way}, {len_k} keys, {name}")
+
+
 def assert_that_no_number_but_infinity_hides(config: Config, dtype: str, scale: float | None, with_gradients: bool = True) -> None:
     """-inf in a bias has the bits of a mask; what lies in keys that a mask hides changes none, and NaN elsewhere is not lost.
 

@@ -14,7 +14,14 @@ import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func
 from harness import DEVICE, DTYPES, Config, assert_same_bits, seed_of
-from masks import assert_close, assert_that_no_number_but_infinity_hides, by_definition, draw_inputs, strided
+from masks import (
+    assert_close,
+    assert_that_a_mask_is_read_alike_wherever_it_lies,
+    assert_that_no_number_but_infinity_hides,
+    by_definition,
+    draw_inputs,
+    strided,
+)
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not flash_attn_2_cuda.has_attn_bias, reason="this wheel has no attn_mask and attn_bias")]
@@ -232,6 +239,12 @@ def test_a_sequence_all_of_whose_keys_a_shared_mask_hides_has_zeros(head_dim: in
 def test_no_number_but_infinity_hides(config: Config, scale: float | None, softcap: float, of_queries_type: bool) -> None:
     config.need("split", "bwd")
     assert_that_no_number_but_infinity_hides(replace(config, softcap=softcap), config.dtype if of_queries_type else "fp32", scale)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_mask_is_read_alike_wherever_it_lies(config: Config) -> None:
+    config.need("split", "bwd")
+    assert_that_a_mask_is_read_alike_wherever_it_lies(config)
 
 
 def test_a_bias_on_another_device_is_an_error() -> None:
