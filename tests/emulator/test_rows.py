@@ -218,6 +218,23 @@ def test_a_cache_that_ends_within_a_block_is_not_written_past_its_end(where: str
     assert out[1].isfinite().all()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("filled", [298, 300, 100_000])
+def test_no_rotation_is_read_past_the_end_of_its_table(causal: bool, filled: int) -> None:
+    """Of two sequences, new keys of the first do not fit the cache, which is as long as the table."""
+    config = Config(head_dim=DIM, heads=1, heads_k=1, causal=causal)
+    config.need("split")
+    q, cache = torch.randn(2, 4, 1, DIM).half(), torch.randn(2, 300, 1, DIM).half()
+    angles = torch.randn(300, 16)
+    lengths = torch.tensor([filled, 100], dtype=torch.int32)
+    with deterministic_mode(split_size=BLOCK):
+        out = flash_attn_with_kvcache(q, cache, cache.clone(), q, q, angles.cos().half(), angles.sin().half(), lengths, causal=causal)
+    fit = max(0, 300 - filled) if causal else 0
+    assert out[0, :fit].isfinite().all()
+    assert out[0, fit:].isnan().all()
+    assert out[1].isfinite().all()
+
+
 @pytest.mark.parametrize("where", ROUTES)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
@@ -235,6 +252,21 @@ def test_rows_that_need_keys_past_the_length_that_a_call_names_are_nan(where: st
     assert torch.equal(results[1][:enough].view(torch.int16), results[0][:enough].view(torch.int16))
     assert results[0].isfinite().all()
     assert results[1][enough:].isnan().all()
+
+
+@pytest.mark.parametrize("where", ROUTES)
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_past_the_number_of_queries_that_a_call_names_are_nan(where: str, heads: int, causal: bool) -> None:
+    """And the others are theirs: one query of each sequence is named, and with it upstream takes causal for no difference."""
+    config = Config(head_dim=DIM, heads=heads, heads_k=1, causal=causal)
+    config.need("split")
+    q, k = torch.randn(5, heads, DIM).half(), torch.randn(40, 1, DIM).half()
+    starts = [torch.tensor(places, dtype=torch.int32) for places in ([0, 3, 5], [0, 20, 40])]
+    with deterministic_mode(split_size=BLOCK), route(where):
+        full, short = (flash_attn_varlen_func(q, k, k, *starts, longest, 20, causal=causal) for longest in (3, 1))
+    assert torch.equal(short[[0, 3]].view(torch.int16), full[[0, 3]].view(torch.int16))
+    assert short[[1, 2, 4]].isnan().all()
 
 
 def test_one_query_a_sequence_at_most_with_grouped_heads() -> None:
