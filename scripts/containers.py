@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import tomlkit
 
-from scripts import console, files
+from scripts import console, files, wheel
 from scripts.errors import ToolchainError, WheelError
 from scripts.git import Repository
 from scripts.process import quoted, run
@@ -239,7 +239,8 @@ def build(request: Request, root: Path, folder: Path, out: Path) -> list[Path]:
     for path in sorted(wheels.glob("*.whl")):
         aside = out / f".{path.name}.part"
         shutil.copyfile(path, aside)
-        made.append(aside.replace(out / path.name))
+        wheel.publish(aside, out / path.name)
+        made.append(out / path.name)
     shutil.rmtree(work / "project")
     return made
 

@@ -108,6 +108,7 @@ def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...
         with tempfile.TemporaryDirectory(dir=folder) as made:
             aside = Path(made) / "package"
             shutil.copytree(applied.root / "flash_attn", aside / "flash_attn")
+            applied.check_unchanged()
             libraries = [f"-L{env.site}/torch/lib", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
             # Bound within: torch may bring the real CUDA runtime along.
             output = aside / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+SERIES_LOCK = "series.lock"  # in the build folder
+
+
 def cache(part: str) -> Path:
     """Where this user keeps what every clone can share: ``sdist``, ``toolkit`` and the like."""
     return Path(platformdirs.user_cache_dir("flash-attention-deterministic")) / part
@@ -61,7 +64,7 @@ def alone(build: Path) -> Iterator[None]:
         UsageError: another run holds it.
     """
     build.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(build / "series.lock", timeout=0)
+    lock = FileLock(build / SERIES_LOCK, timeout=0)
     try:
         with lock:
             yield

@@ -323,10 +323,15 @@ def _kept(plan: Plan) -> bool:
 Work = tuple[Plan, "Sequence[Unit]"]
 
 # An object is kept under the digest of its sources for good, so it may not be of sources that were edited meanwhile.
-_UNCHANGED = "changed=$$(find csrc -type f ! -name '.*' -newer {seen}) && test -z \"$$changed\""
+# By the time of change, which a file that is moved here or copied with its own time has as well.
+_UNCHANGED = "changed=$$(find csrc -type f ! -name '.*' -cnewer {seen}) && test -z \"$$changed\""
 
-# Options that nvcc and g++ take from the environment: they would be in no digest, and in no wheel's provenance.
-_HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH")
+# Options that nvcc (and its nvcc.profile), g++ and ld take from the environment: they would be in no digest, and in no wheel's provenance.
+HIDDEN_OPTIONS = (
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
+    *("CUDAFE_FLAGS", "NVVM_FLAGS", "PTXAS_FLAGS", "OCG_FLAGS"),
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LIBRARY_PATH", "LD_RUN_PATH"),
+)
 
 
 def write_ninja(path: Path, work: Sequence[Work]) -> None:
@@ -361,7 +366,7 @@ def write_ninja(path: Path, work: Sequence[Work]) -> None:
 
 def environment() -> dict[str, str]:
     """The environment of compilers, and of the cache that starts them."""
-    return {name: value for name, value in os.environ.items() if name not in _HIDDEN_OPTIONS}
+    return {name: value for name, value in os.environ.items() if name not in HIDDEN_OPTIONS}
 
 
 def _end_tree(pid: int) -> None:

@@ -72,7 +72,7 @@ def apply(
     console.step(f"Patches: {part}{len(whole.patches)}")
     if Rebase(ROOT, BUILD / "rebase").under_way:
         console.warn("a rebase is under way in build/rebase (nox -s rebase -- --continue, or --abort).")
-    with files.alone(BUILD):
+    with files.in_turn(BUILD / files.SERIES_LOCK, "is working on the series"):
         applied = tree.apply(patches, loaded.upstream, checkout, root, of=len(whole.patches), reset=reset)
     console.note(f"commit {applied.commit}, digest {applied.digest[:16]}…, in {applied.root}")
     return patches, applied

@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from scripts.errors import BuildError
@@ -35,6 +35,7 @@ def run(
     log: Path | None = None,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
 ) -> str:
     """Run a program and return its standard output.
 
@@ -46,8 +47,9 @@ def run(
         log: where the whole output goes, both streams; the message names it.
         cwd: working directory.
         env: variables set over the process's own.
+        without: variables of the process's own that it does not get.
     """
-    merged = {**os.environ, **(env or {})}
+    merged = {**{name: value for name, value in os.environ.items() if name not in without}, **(env or {})}
     try:
         result = subprocess.run([str(c) for c in command], cwd=cwd, env=merged, capture_output=True, text=True, errors="replace", check=False)
     except OSError as e:

@@ -68,7 +68,8 @@ class State:
     stopped: bool = False  # the next patch lies in the work tree for a person
     moved: dict[str, str] = field(default_factory=dict)  # the new patches, from when patches/ may have been written
     started: str = ""  # this repository's commit at the start, where it is one
-    wrote: dict[str, str] = field(default_factory=dict)  # sha256 of what was written beside the patches
+    wrote: dict[str, str] = field(default_factory=dict)  # sha256 of what is written beside the patches, from before it is
+    aborting: bool = False  # what was written is being put back
     gitlink: str = ""  # the submodule's commit in the index, before
 
     def as_text(self) -> str:
@@ -241,11 +242,13 @@ class Rebase:
             state = self.load()
         except SeriesError:
             return False
-        if series.digests(folder) not in (state.patches, state.moved):
-            return False
         kept = [name for name in _BESIDE if (before / name).is_file()]
-        if any(_digest(self.root / name) not in (_digest(before / name), state.wrote.get(name)) for name in kept):
-            return False
+        if not state.aborting:  # by a run that was interrupted
+            if series.digests(folder) not in (state.patches, state.moved):
+                return False
+            if any(_digest(self.root / name) not in (_digest(before / name), state.wrote.get(name)) for name in kept):
+                return False
+            self._save(replace(state, aborting=True))
         work_tree.write_folder(folder, {name: (before / "patches" / name).read_bytes() for name in state.patches})
         for name in kept:
             files.write(self.root / name, (before / name).read_text(encoding="utf-8"))
@@ -377,7 +380,6 @@ class Rebase:
             raise ActionNeeded(f"{self.source} is not finished ({operation}); commit or finish it there, then {_GO_ON}.")
         patches = self._exported(state, repository)
         self._gate(state, repository, patches)
-        matrix = matrix_model.load(self.root / "wheel_matrix.toml")
         moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
         if series.digests(folder) not in (state.patches, state.moved or state.patches):
             back = f"git restore --source={state.started[:12] or 'COMMIT'} --staged --worktree {folder}"
@@ -385,16 +387,18 @@ class Rebase:
         if not state.moved:
             self._keep_before()
             state = replace(state, gitlink=pin.gitlink(self.root))
-        state = self._save(replace(state, moved=moved))
         dropped = [f"# not since {new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
         try:
+            after = self._prepared(new_pin, patches, dropped)
+            # Noted before it is written, so that --abort takes back this and nothing that a person wrote since.
+            state = self._save(replace(state, moved=moved, wrote={name: _digest(after / name) for name in _BESIDE}))
+            for name in _BESIDE:
+                if _digest(self.root / name) not in (_digest(self.folder / "before" / name), state.wrote[name]):
+                    raise ActionNeeded(f"{self.root / name} changed since the rebase began to write; take that back, then {_GO_ON}; or {_ABORT}.")
             work_tree.write_folder(folder, patches, dropped)
-            state = self._wrote(state, f"patches/{series.LISTING}")
-            pin.write(matrix, new_pin)
-            state = self._wrote(state, matrix.path.name)
-            matrix, fresh = matrix_model.load(matrix.path), series.read(folder)
-            changes.write(self.root / "CHANGES.md", changes.render(matrix, fresh))
-            state = self._wrote(state, "CHANGES.md")
+            for name in _WRITTEN[1:]:
+                if _digest(self.root / name) != state.wrote[name]:
+                    files.write(self.root / name, (after / name).read_text(encoding="utf-8"))
             linked = pin.write_gitlink(self.root, new_pin)
         except OSError as e:
             what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
@@ -441,9 +445,16 @@ class Rebase:
             raise SeriesError(f"no patch is left; {_ABORT}.")
         return patches
 
-    def _wrote(self, state: State, name: str) -> State:
-        """Note what a file became, so that --abort takes back this and nothing that a person wrote since."""
-        return self._save(replace(state, wrote={**state.wrote, name: _digest(self.root / name)}))
+    def _prepared(self, new_pin: Upstream, patches: dict[str, bytes], dropped: list[str]) -> Path:
+        """What the end of a rebase writes, aside: a folder like ``before``."""
+        after = self.folder / "after"
+        shutil.rmtree(after, ignore_errors=True)
+        shutil.copytree(self.folder / "before", after)
+        work_tree.write_folder(after / "patches", patches, dropped)
+        pin.write(matrix_model.load(after / "wheel_matrix.toml"), new_pin)
+        matrix = matrix_model.load(after / "wheel_matrix.toml")
+        changes.write(after / "CHANGES.md", changes.render(matrix, series.read(after / "patches")))
+        return after
 
     def _keep_before(self) -> None:
         """Copies of what the end of a rebase writes, for --abort."""

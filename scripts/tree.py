@@ -59,8 +59,11 @@ class Tree:
         """
         for pattern in ("*", "csrc/**/*", "flash_attn/**/*"):
             for path in sorted(self.root.glob(pattern)):
-                if path.is_file() and not path.name.startswith(".") and path.stat().st_mtime_ns > self.seen:
-                    raise SeriesError(f"{path} changed while it was being built from. Nothing that may be of both states was kept; build again.")
+                if path.is_file() and not path.name.startswith(".") and path.stat().st_ctime_ns > self.seen:
+                    raise SeriesError(
+                        f"{path} changed while it was being built from. Nothing that may be of both states was kept; build again. "
+                        "(Nobody wrote it? Then the clock was set back: nox -s apply -- --reset)"
+                    )
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,13 @@ def _work_at_stake(repository: Repository, marker: dict[str, Any]) -> str | None
     return None
 
 
+def _moment(root: Path) -> int:
+    """Now, by the clock of the file system that a tree lies on, in nanoseconds."""
+    stamp = root / ".git/seen"
+    stamp.touch()
+    return stamp.stat().st_mtime_ns
+
+
 def unsaved(root: Path) -> str | None:
     """What is in a finished tree and in no patch, in words; None when there is nothing, or no tree."""
     marker = _marker(root)
@@ -151,7 +161,6 @@ def unsaved(root: Path) -> str | None:
 
 def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | None:
     """The finished tree when it is of these bytes; None when it may be replaced."""
-    seen = time.time_ns()
     if not root.exists():
         return None
     finished = Repository(root, SeriesError)
@@ -162,6 +171,7 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
         raise SeriesError(f"{root} is nothing that nox -s apply made; move it away, or delete it.")
     if reset:
         return None
+    seen = _moment(root)
     if stake := _work_at_stake(finished, marker):
         raise SeriesError(f"{stake}." if in_progress(root) else f"{stake}. {_KEEP_OR_DROP}.")
     digest = series.digest(marker["base"])
@@ -213,8 +223,8 @@ def base_of(pin: Upstream, checkout: upstream.Checkout) -> str:
         return make_base(Path(folder) / "source", pin, checkout)
 
 
-def _keep(repository: Repository, old: Path) -> None:
-    """Take over the commits of the tree that is replaced, under refs/replaced: exported ones may be in no patch any more."""
+def _keep(repository: Repository, old: Path) -> str:
+    """Take over the commits of the tree that is replaced, linked work trees' too: exported ones may be in no patch any more. Returns where."""
     place = f"refs/replaced/{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}"
     replaced = Repository(old, SeriesError)
     replaced.attempt("add", "--all")
@@ -225,12 +235,16 @@ def _keep(repository: Repository, old: Path) -> None:
         console.warn(f"{old} had changes that were not committed; they are kept as the commit {place}/heads/uncommitted")
     for number, stash in enumerate(replaced.run("stash", "list", "--format=%H", writes=False).split()):
         replaced.run("update-ref", f"refs/stashes/{number}", stash)
-    heads = [f"+{name}:{place}/{kept}" for name, kept in (("HEAD", "HEAD"), ("refs/heads/*", "heads/*"), ("refs/stashes/*", "stashes/*"))]
+    linked = re.findall(r"^HEAD (\w+)$", replaced.run("worktree", "list", "--porcelain", writes=False), re.MULTILINE)
+    for number, head in enumerate(linked):
+        replaced.run("update-ref", f"refs/linked/{number}", head)
+    names = (("HEAD", "HEAD"), ("refs/heads/*", "heads/*"), ("refs/stashes/*", "stashes/*"), ("refs/linked/*", "linked/*"))
+    heads = [f"+{name}:{place}/{kept}" for name, kept in names]
     status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), *heads)
     if status != 0:
         raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
     repository.attempt("fetch", "--quiet", "--no-tags", str(old), f"+refs/tags/*:{place}/tags/*", "+refs/replaced/*:refs/replaced/*")
-    console.note(f"{old} is made anew; the commits that it had are kept there as {place}")
+    return place
 
 
 def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path, *, of: int | None = None, reset: bool = False) -> Tree:
@@ -270,11 +284,12 @@ def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path
         digest = _write_marker(work, pin_key(pin), series, base, commit, of or len(series.patches))
         repository.run("tag", "base", base)
         if root.exists():
-            _keep(repository, root)
+            place = _keep(repository, root)
             _exchange(work, root)
+            console.note(f"{root} was made anew; the commits that it had are kept there as {place}")
         else:
             work.replace(root)
-        return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)))
+        return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)), _moment(root))
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -306,7 +321,10 @@ def _exchange(one: Path, other: Path) -> None:
     at_fdcwd, rename_exchange = -100, 2
     if libc.renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) != 0:
         code = ctypes.get_errno()
-        raise SeriesError(f"could not swap {one} and {other}: {os.strerror(code)}.")
+        raise SeriesError(
+            f"{other} could not be replaced in one step: {os.strerror(code)} (the lower layer of an overlay, a file system without exchange?). "
+            f"Nothing was changed. Copy it to where it can be: cp -a {other} {other}.copy && rm -r {other} && mv {other}.copy {other}"
+        )
 
 
 def held(folder: Path) -> dict[str, bytes]:

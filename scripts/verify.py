@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts import console, files, matrix, series, tree, upstream, wheel
 from scripts.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
+from scripts.fetch import sha256
 from scripts.git import Repository
 from scripts.process import run
 from scripts.toolchain import find_python, torch_for_cuda
@@ -27,7 +28,7 @@ from scripts.toolchain import find_python, torch_for_cuda
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NOT_VERIFIED = 30  # tests/wheel/conftest.py exits with it when the GPU half did not run
+_NOT_VERIFIED = 30  # tests/wheel/conftest.py exits with it when the GPU half did not run, or cases were chosen
 _PYTEST = "pytest>=8.4"
 UPSTREAM_TESTS = PurePosixPath("tests/test_flash_attn.py")
 
@@ -175,12 +176,14 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         VerifyError: a case failed.
         NotVerified: there is no GPU here; what could be run passed.
     """
-    facts = facts_of(path)
     console.step(f"Verifying {path.name}")
     environments = build / "env"
     environments.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=environments, prefix="verify-") as folder:
         root = Path(folder)
+        # A copy: a build may put another wheel in its place meanwhile.
+        tried = Path(shutil.copyfile(path, root / path.name))
+        facts = facts_of(tried)
         console.note(f"fresh environment: Python {facts.python}, torch {facts.torch}, the wheel")
         python = installed(facts, root / "venv", build / "logs")
         # A copy, so that neither this repository's configuration nor its modules reach the suite.
@@ -190,23 +193,25 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         write_upstream_tests(checkout, own)
         proof = root / "proof.json"
         command = [python, "-m", "pytest", root / "suite", "-c", os.devnull, f"--rootdir={root / 'suite'}", "-q", "-p", "no:cacheprovider"]
-        command += [f"--proof={proof}", f"--wheel={path.resolve()}", f"--upstream={own}", *extra]
+        command += [f"--proof={proof}", f"--wheel={tried}", f"--upstream={own}", *extra]
         status = subprocess.run([str(c) for c in command], cwd=root, env={**os.environ, "PYTHONPATH": ""}, check=False).returncode
         if not proof.is_file():
             raise VerifyError(f"{path.name}: the suite did not come to its end: pytest exited with {status}; its output is above.")
         result: dict[str, Any] = json.loads(proof.read_text(encoding="utf-8"))
         if not extra:
+            if sha256(path) != result["wheel"]["sha256"]:
+                raise VerifyError(f"{path} was replaced while it was verified; run this again.")
             aside = wheel.proof_path(path).with_suffix(".part")
             shutil.copyfile(proof, aside)
             aside.replace(wheel.proof_path(path))
     _report(result)
     kept = f" The proof is {wheel.proof_path(path)}." if not extra else ""
-    if status == _NOT_VERIFIED:
+    if status == _NOT_VERIFIED and result["counts"].get("not run"):
         raise NotVerified(
             f"{path.name} is NOT VERIFIED: {result['counts']['not run']} GPU cases were not run, because there is no CUDA device here; "
             f"the {result['counts'].get('passed', 0)} static cases passed. Run this on a GPU host, or there without a network as the README says.{kept}"
         )
-    if status != 0:
+    if status not in (0, _NOT_VERIFIED):
         raise VerifyError(f"{path.name} failed its suite: {result['counts'].get('failed', 0)} cases failed.{kept}")
     console.done(f"{path.name}: the cases that --pytest chose passed, which proves no wheel." if extra else f"{path.name} is verified.{kept}")
     return result

@@ -26,7 +26,7 @@ from wheel.wheelfile import WheelFile
 
 from scripts import files
 from scripts.errors import WheelError
-from scripts.kernels import FORK, nvcc_flags
+from scripts.kernels import FORK, HIDDEN_OPTIONS, nvcc_flags
 from scripts.matrix import spell_kernels
 from scripts.process import run
 
@@ -93,7 +93,13 @@ def audit(path: Path) -> tuple[str, ...]:
 
 
 def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path) -> None:
-    """Link kernels and binding into the extension, stripped."""
+    """Link kernels and binding into the extension, stripped; one run at a time in a clone, and once."""
+    with files.in_turn(log.with_suffix(".lock"), "links in this clone"):
+        if not target.exists():
+            _link(toolchain, objects, target, log)
+
+
+def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path) -> None:
     env = toolchain.environment
     major = toolchain.toolkit.release.partition(".")[0]
     folders = [env.site / "torch/lib", *(folder / "lib" for folder in env.cuda), toolchain.toolkit.nvcc.parent.parent / "lib64"]
@@ -108,6 +114,7 @@ def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path)
         what="could not link the extension",
         hint="Objects of a damaged disk or another compiler? Delete build/kernels and build again.",
         log=log,
+        without=HIDDEN_OPTIONS,
     )
     if not any(name.startswith("libstdc++.so") for name in needed(aside)):
         aside.unlink()

@@ -8,13 +8,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import __main__, build, files, kernels, maintain, matrix, toolchain, tree, verify
+from scripts import __main__, build, files, kernels, maintain, matrix, toolchain, tree, upstream, verify
 from scripts.errors import NotVerified, ToolchainError, UsageError, WheelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -266,6 +268,21 @@ def test_a_second_run_on_the_series_waits_for_nobody(tmp_path: Path) -> None:
         pass
     with files.alone(tmp_path):
         pass
+
+
+def test_applying_waits_for_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build applies first: two of them side by side are no mistake."""
+    applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
+    monkeypatch.setattr(maintain, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(maintain, "find", lambda *_: None)
+    monkeypatch.setattr(maintain.tree, "apply", lambda *_, **__: applied)
+    loaded = maintain.load()
+    with ThreadPoolExecutor() as threads:
+        with files.alone(tmp_path / "build"):
+            second = threads.submit(maintain.apply, loaded, upstream.Source.AUTO)
+            time.sleep(0.3)
+            assert not second.done()
+        assert second.result(timeout=10)[1] is applied
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -83,6 +83,27 @@ def test_the_backend_builds_for_its_own_python_and_hands_over_the_one_wheel(tmp_
         backend.build_wheel(str(tmp_path / "out"))
 
 
+def test_a_wheel_of_a_container_does_not_keep_the_proof_of_other_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for cibuildwheel and its engine."""
+    name, out = "flash_attn-1-cp312-cp312-manylinux_2_34_x86_64.whl", tmp_path / "dist"
+    out.mkdir()
+    (out / name).write_text("old")
+    wheel.proof_path(out / name).write_text("{}")
+
+    def show(command: list[str], *_: object) -> int:
+        made = Path(command[command.index("--output-dir") + 1])
+        made.mkdir(parents=True)
+        (made / name).write_text("new")
+        return 0
+
+    monkeypatch.setattr(containers.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(containers, "find_engine", lambda *_: containers.Engine("docker", {}, ()))
+    monkeypatch.setattr(containers, "_show", show)
+    assert containers.build(REQUEST, ROOT, tmp_path / "containers", out) == [out / name]
+    assert (out / name).read_text() == "new"
+    assert not wheel.proof_path(out / name).exists()
+
+
 def test_an_image_that_is_not_there_says_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ToolchainError, match=r"no container engine: .*podman is not installed"):

@@ -66,8 +66,8 @@ def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
 def test_two_plans_are_compiled_side_by_side_each_from_its_own_tree(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, 'pwd >> "$0.calls"; touch "$last"\n')
     one = plan(tmp_path, tools)
-    other = dataclasses.replace(one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", kernel_sources="a" * 64))
-    shutil.copytree(one.tree.root, other.tree.root)
+    shutil.copytree(one.tree.root, tmp_path / "other")
+    other = dataclasses.replace(one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", kernel_sources="a" * 64, seen=time.time_ns()))
     work = [(planned, kernels.kernel_units(planned)) for planned in (one, other)]
     done = kernels.compile_together(work, 1)
     assert done.built == 2 * len(KERNELS) == len(set(done.objects))
@@ -220,10 +220,12 @@ def test_one_choice_of_objects_is_one_extension(tmp_path: Path) -> None:
     assert len({kernels.folder_key(u) for u in (units, units[1:], others)}) == 3
 
 
-def test_an_object_of_sources_that_were_edited_meanwhile_is_not_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("edit", ["echo edited >", "mv $0.mine"], ids=["written", "moved there, older"])
+def test_an_object_of_sources_that_were_edited_meanwhile_is_not_kept(tmp_path: Path, edit: str) -> None:
     """It would answer for the sources as they were, in every later build."""
     header = "csrc/flash_attn/src/fork.h"
-    tools = toolchain(tmp_path, f'sleep 0.2; [ -e "$0.edited" ] || {{ touch "$0.edited"; echo edited > {header}; }}; cat {header} > "$last"\n')
+    tools = toolchain(tmp_path, f'sleep 0.2; [ -e "$0.edited" ] || {{ touch "$0.edited"; {edit} {header}; }}; cat {header} > "$last"\n')
+    (tmp_path / "compiler.mine").write_text("edited\n")
     (tmp_path / "source" / header).parent.mkdir(parents=True)
     (tmp_path / "source" / header).write_text("committed\n")
     planned = plan(tmp_path, tools)
@@ -246,8 +248,10 @@ def test_two_builds_in_one_clone_take_turns(tmp_path: Path) -> None:
 
 
 def test_options_from_the_environment_reach_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH"):
+    for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "PTXAS_FLAGS"):
         monkeypatch.setenv(name, "-G")
     monkeypatch.setenv("KEPT", "kept")
-    done = compile_all(tmp_path, toolchain(tmp_path, 'echo "$KEPT$NVCC_APPEND_FLAGS$NVCC_PREPEND_FLAGS$CPATH$CPLUS_INCLUDE_PATH" > "$last"\n'))
+    done = compile_all(
+        tmp_path, toolchain(tmp_path, 'echo "$KEPT$NVCC_APPEND_FLAGS$NVCC_PREPEND_FLAGS$CPATH$CPLUS_INCLUDE_PATH$PTXAS_FLAGS" > "$last"\n')
+    )
     assert {path.read_text() for path in done.objects} == {"kept\n"}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import affected, changes, lint, matrix, series
+from scripts import affected, changes, files, lint, matrix, series
 from scripts.errors import ActionNeeded, SeriesError, UsageError
 from scripts.git import Repository
 from scripts.rebase import Rebase, Report
@@ -356,18 +356,18 @@ def test_work_on_a_conflict_outlives_a_kill_before_the_conflict_was_recorded(rep
     assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
 
 
-@pytest.mark.parametrize("place", [9, 10])
+@pytest.mark.parametrize("place", [14, 15, 16, 17])
 def test_a_rebase_that_was_killed_while_it_wrote_can_be_aborted(repository: Path, place: int) -> None:
     before = snapshot(repository)
     assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, place)
-    assert (snapshot(repository) != before) == (place == 10)
+    assert (snapshot(repository) != before) == (place > 14)
     assert "as they were" in resume(repository).abort()
     assert snapshot(repository) == before
     assert not (repository / "build/rebase").exists()
 
 
 def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Path) -> None:
-    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, 10)
+    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, 15)
     path = repository / "patches/0002-Add-a-header.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
     after = snapshot(repository)
@@ -376,6 +376,47 @@ def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Pa
     assert "left alone" in resume(repository).abort()
     assert snapshot(repository) == after
     assert not resume(repository).folder.exists()
+
+
+def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(affected, "kernels", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start(repository, {LIB: "# new\n" + FILES[LIB]})
+    path = repository / "wheel_matrix.toml"
+    path.write_text(path.read_text() + "# my own note\n")
+    with pytest.raises(ActionNeeded, match=r"wheel_matrix\.toml changed since the rebase began to write"):
+        resume(repository).proceed()
+    assert "left alone" in resume(repository).abort()
+    assert path.read_text().endswith("# my own note\n")
+
+
+def test_an_abort_that_was_interrupted_can_be_repeated(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = snapshot(repository)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write = files.write
+
+    def interrupted_at_series(path: Path, text: str) -> None:
+        if path.name == "series":
+            raise KeyboardInterrupt
+        write(path, text)
+
+    with monkeypatch.context() as during:
+        during.setattr(affected, "kernels", interrupted)
+        with pytest.raises(ActionNeeded):
+            start(repository, UPSTREAM)
+        with pytest.raises(KeyboardInterrupt):
+            resume(repository).skip("not wanted")
+        during.setattr(files, "write", interrupted_at_series)
+        with pytest.raises(KeyboardInterrupt):
+            resume(repository).abort()
+    assert "as they were" in resume(repository).abort()
+    assert snapshot(repository) == before
 
 
 def staged_submodule(root: Path) -> list[str]:
@@ -415,7 +456,7 @@ def test_abort_takes_back_what_a_rebase_wrote_and_nothing_that_a_person_did(
 
 
 def test_a_rebase_that_was_killed_while_it_wrote_and_lost_its_state_can_be_dropped(repository: Path) -> None:
-    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, 10)
+    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, 15)
     after = snapshot(repository)
     (repository / "build/rebase/state.json").write_text("{")
     assert "left alone" in resume(repository).abort()
@@ -470,7 +511,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
 from tests.unit import test_rebase
-from scripts import move, rebase, series, tree
+from scripts import files, move, rebase, tree
 from scripts.errors import ActionNeeded
 place, seen = {place}, 0
 def mortal(function):
@@ -483,7 +524,7 @@ def mortal(function):
             time.sleep(60)
         return function(*arguments, **named)
     return wrapped
-move.pick, rebase.Rebase._save = mortal(move.pick), mortal(rebase.Rebase._save)
+move.pick, files.write = mortal(move.pick), mortal(files.write)
 tree.write_folder, rebase.pin.write = mortal(tree.write_folder), mortal(rebase.pin.write)
 repository = Path({repository!r})
 try:
@@ -507,9 +548,9 @@ def run_and_kill(repository: Path, new: dict[str, str], place: int) -> bool:
     return reached
 
 
-@pytest.mark.parametrize("place", range(1, 11))
+@pytest.mark.parametrize("place", range(1, 18))
 def test_a_rebase_that_is_killed_anywhere_goes_on_and_ends_the_same(repository: Path, place: int) -> None:
-    """Three picks and three records, then the check's folder, the record, patches/ and the pin."""
+    """At each pick, at what the end writes aside and in its place, and at each record."""
     new = {LIB: "# new\n" + FILES[LIB]}
     assert run_and_kill(repository, new, place)
     if resume(repository).under_way:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
 import re
@@ -319,6 +321,41 @@ def test_stashes_of_a_tree_that_is_replaced_are_kept(make_series: Make, tmp_path
     assert [repository.read(f"{name}:setup.py") for name in kept] == [b"mine too\n", b"mine\n"]
 
 
+def test_commits_of_linked_work_trees_outlive_a_reset(make_series: Make, tmp_path: Path) -> None:
+    patches = series.read(make_series(*TWO))
+    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    user(applied.root, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
+    write_files(tmp_path / "linked", {"setup.py": "mine\n"})
+    user(tmp_path / "linked", "commit", "--quiet", "--all", "--message=mine")
+    mine = Repository(tmp_path / "linked", SeriesError).resolve("HEAD")
+    tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
+    kept = Repository(applied.root, SeriesError).run("for-each-ref", "--format=%(objectname)", "refs/replaced/*/linked/*", writes=False)
+    assert mine in kept.split()
+
+
+def test_a_tree_that_cannot_be_swapped_stays_and_the_error_says_what_to_do(
+    make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in the lower layer of an overlay, where the kernel gives EXDEV."""
+    patches = series.read(make_series(*TWO))
+    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+
+    class Libc:
+        @staticmethod
+        def renameat2(*_: object) -> int:
+            ctypes.set_errno(errno.EXDEV)
+            return -1
+
+    with monkeypatch.context() as during:
+        during.setattr(ctypes, "CDLL", lambda *_, **__: Libc)
+        with pytest.raises(SeriesError, match="Invalid cross-device link") as caught:
+            tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
+    assert "made anew" not in capsys.readouterr().out
+    assert Repository(applied.root, SeriesError).resolve("HEAD") == applied.commit
+    subprocess.run(["sh", "-c", str(caught.value).partition("where it can be: ")[2]], check=True)
+    assert tree.apply(patches, PIN, checkout_of(BASE), applied.root).commit == applied.commit
+
+
 def test_an_interruption_at_the_end_of_apply_loses_no_commit(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     patches = series.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
@@ -351,7 +388,9 @@ def test_a_file_written_while_it_is_built_from_is_noticed(make_series: Make, tmp
     time.sleep(0.02)  # files have the time of the kernel's last tick
     (header.parent / ".fork.h.swp").touch()
     applied.check_unchanged()
-    header.write_bytes(header.read_bytes())
+    (tmp_path / "mine.h").write_bytes(header.read_bytes())
+    os.utime(tmp_path / "mine.h", (0, 0))
+    (tmp_path / "mine.h").replace(header)  # with its own time
     with pytest.raises(SeriesError, match=r"src/fork\.h changed while it was being built from"):
         applied.check_unchanged()
 

@@ -78,22 +78,40 @@ def test_a_wheel_without_a_series_is_damaged(repository: Path, tmp_path: Path) -
         verify.check_series(verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {}), repository, tmp_path)
 
 
+def passing(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str = "pass") -> tuple[Path, Path, upstream.Checkout]:
+    """A wheel, a suite that writes a proof of it and passes, and no release's own tests. Pytest is real."""
+    wheel, suite = folder / "flash_attn-1-cp312-cp312-linux_x86_64.whl", folder / "suite"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("flash_attn/_fork.json", json.dumps({"torch": "2.11.0"}))
+    suite.mkdir()
+    proof = {"gpu": None, "torch": "2.11.0", "python": "3.12", "counts": {"passed": 1}, "controls": [], "cases": {}}
+    options = "".join(f"    parser.addoption('--{name}')\n" for name in ("proof", "wheel", "upstream"))
+    finish = f"""
+import hashlib, json
+def pytest_sessionfinish(session):
+    tried = hashlib.sha256(open(session.config.getoption("--wheel"), "rb").read()).hexdigest()
+    proof = {proof!r} | {{"wheel": {{"sha256": tried}}}}
+    json.dump(proof, open(session.config.getoption("--proof"), "w"))
+"""
+    (suite / "conftest.py").write_text(f"def pytest_addoption(parser):\n{options}{finish}")
+    (suite / "test_it.py").write_text(f"def test_passes(): {body}\n")
+    monkeypatch.setattr(verify, "installed", lambda *_: sys.executable)
+    return wheel, suite, upstream.Checkout(upstream.Source.SDIST, "", lambda _: None, lambda _: b"")
+
+
+def test_a_wheel_that_is_replaced_while_it_is_verified_has_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "flash_attn-1-cp312-cp312-linux_x86_64.whl"
+    wheel, suite, checkout = passing(tmp_path, monkeypatch, f"open({str(place)!r}, 'ab').write(b'another')")
+    with pytest.raises(VerifyError, match="was replaced while it was verified"):
+        verify.verify(wheel, checkout, suite, tmp_path / "build", [])
+    assert not wheel.with_suffix(".proof.json").exists()
+
+
 @pytest.mark.parametrize("extra", [[], ["-k", "passes"]])
 def test_cases_that_somebody_chose_verify_no_wheel_and_leave_no_proof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: list[str]
 ) -> None:
-    """Pytest is real; the suite is one that writes a proof and passes."""
-    wheel, suite = tmp_path / "flash_attn-1-cp312-cp312-linux_x86_64.whl", tmp_path / "suite"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("flash_attn/_fork.json", json.dumps({"torch": "2.11.0"}))
-    suite.mkdir()
-    proof = {"wheel": None, "gpu": None, "torch": "2.11.0", "python": "3.12", "counts": {"passed": 1}, "controls": [], "cases": {}}
-    options = "".join(f"    parser.addoption('--{name}')\n" for name in ("proof", "wheel", "upstream"))
-    finish = f"def pytest_sessionfinish(session):\n    open(session.config.getoption('--proof'), 'w').write({json.dumps(proof)!r})\n"
-    (suite / "conftest.py").write_text(f"def pytest_addoption(parser):\n{options}{finish}")
-    (suite / "test_it.py").write_text("def test_passes(): pass\n")
-    monkeypatch.setattr(verify, "installed", lambda *_: sys.executable)
-    checkout = upstream.Checkout(upstream.Source.SDIST, "", lambda _: None, lambda _: b"")
+    wheel, suite, checkout = passing(tmp_path, monkeypatch)
     verify.verify(wheel, checkout, suite, tmp_path / "build", extra)
     assert ("which proves no wheel" in capsys.readouterr().out) == bool(extra)
     assert wheel.with_suffix(".proof.json").exists() == (not extra)

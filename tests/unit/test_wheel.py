@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,24 @@ def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path
 
 def test_an_extension_asks_for_the_shared_libstdcxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "libstdc++.so.6" in wheel.needed(linked(tmp_path, monkeypatch))
+
+
+def test_two_builds_in_one_clone_link_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = linked(tmp_path, monkeypatch)
+    compiler = tmp_path / "slow"
+    compiler.write_text(f'#!/bin/sh\necho >> "$0.calls"\nsleep 0.3\nexec {tmp_path / "cxx"} "$@"\n')
+    compiler.chmod(0o755)
+    tools = dataclasses.replace(toolchain(tmp_path, "exit 1\n"), cxx=compiler)
+    target.unlink()
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda _: wheel.link(tools, [tmp_path / "thrower.o"], target, tmp_path / "log"), range(2)))
+    assert target.exists()
+    assert (tmp_path / "slow.calls").read_text() == "\n"
+
+
+def test_no_path_from_the_environment_gets_into_an_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_RUN_PATH", "/home/somebody/lib")
+    assert b"/home/somebody/lib" not in linked(tmp_path, monkeypatch).read_bytes()
 
 
 def test_a_compiler_that_links_libstdcxx_statically_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,12 +53,13 @@ def suite(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(suite: Path, body: str, gpu: bool = True) -> tuple[int, dict[str, object], str]:
+def run(suite: Path, body: str, gpu: bool = True, *chosen: str) -> tuple[int, dict[str, object], str]:
     import json
     import os
 
     (suite / "test_it.py").write_text("import pytest, harness\n" + body)
-    command = [sys.executable, "-m", "pytest", str(suite), "-c", os.devnull, f"--rootdir={suite}", "-q", "--proof", str(suite / "proof.json")]
+    own = [] if any(word.endswith(".py") and "=" not in word for word in chosen) else [str(suite)]
+    command = [sys.executable, "-m", "pytest", *own, *chosen, "-c", os.devnull, f"--rootdir={suite}", "-q", "--proof", str(suite / "proof.json")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "GPU": str(int(gpu)), "PYTHONPATH": str(suite)}, cwd=suite
     )
@@ -79,6 +80,15 @@ def test_a_run_in_which_no_control_differs_fails_though_every_case_passed(suite:
     assert status == 1
     assert proof["verified"] is False
     assert "NO NEGATIVE CONTROL DIFFERED" in out
+
+
+@pytest.mark.parametrize("chosen", [["-k", "test_a"], ["test_it.py"], ["--ignore=test_other.py"]], ids=str)
+def test_cases_that_somebody_chose_verify_nothing(suite: Path, chosen: list[str]) -> None:
+    (suite / "test_other.py").write_text("def test_c(): pass\n")
+    status, proof, out = run(suite, CONTROL.format(True, True, True), True, *chosen)
+    assert status == 30
+    assert proof["verified"] is False
+    assert "NOT VERIFIED: only chosen cases ran" in out
 
 
 def test_without_a_gpu_the_status_is_not_verified(suite: Path) -> None:
