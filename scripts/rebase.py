@@ -391,9 +391,10 @@ class Rebase:
         try:
             after = self._prepared(new_pin, patches, dropped)
             # Noted before it is written, so that --abort takes back this and nothing that a person wrote since.
+            earlier = state.wrote  # of a run that did not end; its patches may have been amended since
             state = self._save(replace(state, moved=moved, wrote={name: _digest(after / name) for name in _BESIDE}))
             for name in _BESIDE:
-                if _digest(self.root / name) not in (_digest(self.folder / "before" / name), state.wrote[name]):
+                if _digest(self.root / name) not in (_digest(self.folder / "before" / name), earlier.get(name), state.wrote[name]):
                     raise ActionNeeded(f"{self.root / name} changed since the rebase began to write; take that back, then {_GO_ON}; or {_ABORT}.")
             work_tree.write_folder(folder, patches, dropped)
             for name in _WRITTEN[1:]:

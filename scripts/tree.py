@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import time
@@ -321,9 +322,10 @@ def _exchange(one: Path, other: Path) -> None:
     at_fdcwd, rename_exchange = -100, 2
     if libc.renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) != 0:
         code = ctypes.get_errno()
+        place, copy = shlex.quote(str(other)), shlex.quote(f"{other}.copy")
         raise SeriesError(
             f"{other} could not be replaced in one step: {os.strerror(code)} (the lower layer of an overlay, a file system without exchange?). "
-            f"Nothing was changed. Copy it to where it can be: cp -a {other} {other}.copy && rm -r {other} && mv {other}.copy {other}"
+            f"Nothing was changed. Copy it to where it can be: cp -a {place} {copy} && rm -r {place} && mv {copy} {place}"
         )
 
 

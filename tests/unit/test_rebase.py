@@ -393,6 +393,24 @@ def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(reposito
     assert path.read_text().endswith("# my own note\n")
 
 
+def test_a_patch_may_be_amended_between_two_runs_that_finish(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(affected, "kernels", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start(repository, {LIB: "# new\n" + FILES[LIB]})
+    source = repository / "build/rebase/source"
+    message = subprocess.run(["git", "-C", str(source), "log", "-1", "--format=%B"], check=True, capture_output=True, text=True).stdout
+    subject = message.splitlines()[0]
+    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
+    subprocess.run([*git, "commit", "--quiet", "--amend", "-m", message.replace(subject, "Change it otherwise")], check=True)
+    resume(repository).proceed()
+    assert series.read(repository / "patches").patches[-1].subject == "Change it otherwise"
+    assert "Change it otherwise" in (repository / "CHANGES.md").read_text()
+
+
 def test_an_abort_that_was_interrupted_can_be_repeated(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = snapshot(repository)
 

@@ -107,6 +107,13 @@ def test_a_wheel_that_is_replaced_while_it_is_verified_has_no_proof(tmp_path: Pa
     assert not wheel.with_suffix(".proof.json").exists()
 
 
+def test_a_whole_suite_that_says_not_verified_is_not_taken_for_a_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel, suite, checkout = passing(tmp_path, monkeypatch)
+    (suite / "conftest.py").write_text((suite / "conftest.py").read_text() + "    session.exitstatus = 30\n")
+    with pytest.raises(VerifyError, match="failed its suite"):
+        verify.verify(wheel, checkout, suite, tmp_path / "build", [])
+
+
 @pytest.mark.parametrize("extra", [[], ["-k", "passes"]])
 def test_cases_that_somebody_chose_verify_no_wheel_and_leave_no_proof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: list[str]
