@@ -14,6 +14,13 @@ from hypothesis import HealthCheck, Phase, settings
 
 harness.DEVICE = "cpu"
 DIM = min(int(name.split("hdim")[1].split("_")[0]) for name in harness.KERNELS)  # the smallest that was built
+HALF_NAME = "fp16" if any("fp16" in name for name in harness.KERNELS) else "bf16"
+HALF = harness.DTYPES[HALF_NAME]
+
+
+def built(**options: Any) -> harness.Config:
+    """Calls of kernels that were built."""
+    return harness.Config(**({"head_dim": DIM, "dtype": HALF_NAME} | options))
 
 
 def problems(examples: int) -> settings:

@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from conftest import DIM, MACHINE, Machine, problems
+from conftest import DIM, HALF, HALF_NAME, MACHINE, Machine, built, problems
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from harness import ROUTES, Config, Draw, Rows, assert_accurate, cache, dense, extras, paged, route, varlen
 from hypothesis import given
@@ -25,7 +25,7 @@ def configs(draw: st.DrawFn) -> Config:
     causal = draw(st.booleans())
     window = (-1, -1) if causal else draw(st.sampled_from([(-1, -1), (-1, -1), (40, 0), (300, 20), (-1, 30), (200, -1)]))
     heads, heads_k = draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (4, 1)]))
-    return Config(
+    return built(
         head_dim=draw(st.sampled_from([DIM, DIM, DIM - 8])),
         heads=heads,
         heads_k=heads_k,
@@ -34,7 +34,7 @@ def configs(draw: st.DrawFn) -> Config:
         softcap=draw(st.sampled_from([0.0, 0.0, 15.0])),
         alibi=draw(st.sampled_from([False, False, True])),
         mask=draw(st.sampled_from([False, False, True])),
-        bias=draw(st.sampled_from(["", "", "fp16", "fp32"])),
+        bias=draw(st.sampled_from(["", "", HALF_NAME, "fp32"])),
     )
 
 
@@ -116,7 +116,7 @@ def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int,
     config = Config(**{**config.__dict__, "causal": True, "window": (-1, -1)})
     config.need("split")
     sequence = Draw(seed).sequence(config, len_q, before + len_q)
-    buffers = [torch.full((1, before + len_q + 50, config.heads_k, config.head_dim), math.nan, dtype=torch.float16) for _ in range(2)]
+    buffers = [torch.full((1, before + len_q + 50, config.heads_k, config.head_dim), math.nan, dtype=HALF) for _ in range(2)]
     for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
         buffer[0, :before] = known[:before]
     with deterministic_mode(split_size=split):
@@ -161,7 +161,7 @@ def test_stock_is_accurate_with_the_mode_off(config: Config, len_q: int, len_k: 
 
 def test_stock_depends_on_the_number_of_processors(machine: Machine) -> None:
     """The negative control: without the mode, the emulator shows the dependence that the mode removes."""
-    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config = built(heads=2, heads_k=2)
     config.need("fwd", "split")
     sequence = Draw(1).sequence(config, 64, 2048)
     machine.set(processors=1)
@@ -171,7 +171,7 @@ def test_stock_depends_on_the_number_of_processors(machine: Machine) -> None:
 
 
 def test_hidden_garbage_and_poisoned_slots_change_nothing() -> None:
-    config = Config(head_dim=DIM, heads=2, heads_k=2, causal=True)
+    config = built(heads=2, heads_k=2, causal=True)
     config.need("split")
     sequence = Draw(2).sequence(config, 33, 300)
     with deterministic_mode(split_size=BLOCK):
@@ -184,9 +184,9 @@ def test_hidden_garbage_and_poisoned_slots_change_nothing() -> None:
 @pytest.mark.parametrize("capacity", [BLOCK, 2 * BLOCK])
 def test_a_full_cache_is_not_written_past_its_end(where: str, capacity: int) -> None:
     """What does not fit is dropped, as by upstream, and the rows that would need it are NaN."""
-    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config = built(heads=1, heads_k=1)
     config.need("split")
-    q, k = torch.randn(2, 4, 1, DIM).half(), torch.randn(2, capacity, 1, DIM).half()
+    q, k = torch.randn(2, 4, 1, DIM).to(HALF), torch.randn(2, capacity, 1, DIM).to(HALF)
     before = k.clone()
     with deterministic_mode(split_size=BLOCK), route(where):
         out = flash_attn_with_kvcache(q, k, k.clone(), q, q, cache_seqlens=torch.tensor([capacity, capacity - 4], dtype=torch.int32), causal=True)
@@ -201,9 +201,9 @@ def test_a_full_cache_is_not_written_past_its_end(where: str, capacity: int) -> 
 @pytest.mark.parametrize("filled", [300, 298])
 def test_a_cache_that_ends_within_a_block_is_not_written_past_its_end(where: str, filled: int) -> None:
     """There the next sequence's cache begins."""
-    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config = built(heads=1, heads_k=1)
     config.need("split")
-    q, k = torch.randn(2, 4, 1, DIM).half(), torch.randn(2, 300, 1, DIM).half()
+    q, k = torch.randn(2, 4, 1, DIM).to(HALF), torch.randn(2, 300, 1, DIM).to(HALF)
     before, v, room = k.clone(), k.clone(), 300 - filled
     with deterministic_mode(split_size=BLOCK), route(where):
         out, lse = flash_attn_with_kvcache(
@@ -222,13 +222,13 @@ def test_a_cache_that_ends_within_a_block_is_not_written_past_its_end(where: str
 @pytest.mark.parametrize("filled", [298, 300, 100_000])
 def test_no_rotation_is_read_past_the_end_of_its_table(causal: bool, filled: int) -> None:
     """Of two sequences, new keys of the first do not fit the cache, which is as long as the table."""
-    config = Config(head_dim=DIM, heads=1, heads_k=1, causal=causal)
+    config = built(heads=1, heads_k=1, causal=causal)
     config.need("split")
-    q, cache = torch.randn(2, 4, 1, DIM).half(), torch.randn(2, 300, 1, DIM).half()
+    q, cache = torch.randn(2, 4, 1, DIM).to(HALF), torch.randn(2, 300, 1, DIM).to(HALF)
     angles = torch.randn(300, 16)
     lengths = torch.tensor([filled, 100], dtype=torch.int32)
     with deterministic_mode(split_size=BLOCK):
-        out = flash_attn_with_kvcache(q, cache, cache.clone(), q, q, angles.cos().half(), angles.sin().half(), lengths, causal=causal)
+        out = flash_attn_with_kvcache(q, cache, cache.clone(), q, q, angles.cos().to(HALF), angles.sin().to(HALF), lengths, causal=causal)
     fit = max(0, 300 - filled) if causal else 0
     assert out[0, :fit].isfinite().all()
     assert out[0, fit:].isnan().all()
@@ -239,9 +239,9 @@ def test_no_rotation_is_read_past_the_end_of_its_table(causal: bool, filled: int
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_that_need_keys_past_the_length_that_a_call_names_are_nan(where: str, masked: bool, causal: bool) -> None:
-    config = Config(head_dim=DIM, heads=1, heads_k=1, causal=causal, mask=masked)
+    config = built(heads=1, heads_k=1, causal=causal, mask=masked)
     config.need("split")
-    q, k = torch.randn(70, 1, DIM).half(), torch.randn(120, 1, DIM).half()
+    q, k = torch.randn(70, 1, DIM).to(HALF), torch.randn(120, 1, DIM).to(HALF)
     starts = [torch.tensor([0, length], dtype=torch.int32) for length in (70, 120)]
     results = []
     with deterministic_mode(split_size=BLOCK), route(where):
@@ -259,9 +259,9 @@ def test_rows_that_need_keys_past_the_length_that_a_call_names_are_nan(where: st
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_past_the_number_of_queries_that_a_call_names_are_nan(where: str, heads: int, causal: bool) -> None:
     """And the others are theirs: one query of each sequence is named, and with it upstream takes causal for no difference."""
-    config = Config(head_dim=DIM, heads=heads, heads_k=1, causal=causal)
+    config = built(heads=heads, heads_k=1, causal=causal)
     config.need("split")
-    q, k = torch.randn(5, heads, DIM).half(), torch.randn(40, 1, DIM).half()
+    q, k = torch.randn(5, heads, DIM).to(HALF), torch.randn(40, 1, DIM).to(HALF)
     starts = [torch.tensor(places, dtype=torch.int32) for places in ([0, 3, 5], [0, 20, 40])]
     with deterministic_mode(split_size=BLOCK), route(where):
         full, short = (flash_attn_varlen_func(q, k, k, *starts, longest, 20, causal=causal) for longest in (3, 1))
@@ -271,9 +271,9 @@ def test_rows_past_the_number_of_queries_that_a_call_names_are_nan(where: str, h
 
 def test_one_query_a_sequence_at_most_with_grouped_heads() -> None:
     """A sequence without a query has no row that the heads of a group could be rows of."""
-    config = Config(head_dim=DIM, heads=4, heads_k=2)
+    config = built(heads=4, heads_k=2)
     config.need("split")
-    q, k = torch.randn(2, 4, DIM).half(), torch.randn(90, 2, DIM).half()
+    q, k = torch.randn(2, 4, DIM).to(HALF), torch.randn(90, 2, DIM).to(HALF)
     starts = [torch.tensor(places, dtype=torch.int32) for places in ([0, 1, 1, 2], [0, 30, 40, 90])]
     with deterministic_mode(split_size=BLOCK):
         out = flash_attn_varlen_func(q, k, k, *starts, 1, 50)
@@ -284,9 +284,9 @@ def test_one_query_a_sequence_at_most_with_grouped_heads() -> None:
 @pytest.mark.parametrize("where", ROUTES)
 def test_nothing_is_read_past_the_end_of_a_cache(where: str) -> None:
     """Where a cache length passes the cache by blocks, rows that would need the rest are NaN, and no other."""
-    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config = built(heads=1, heads_k=1)
     config.need("split")
-    q, k = torch.randn(2, 70, 1, DIM).half(), torch.randn(2, 2 * BLOCK, 1, DIM).half()
+    q, k = torch.randn(2, 70, 1, DIM).to(HALF), torch.randn(2, 2 * BLOCK, 1, DIM).to(HALF)
     lengths = torch.tensor([2 * BLOCK, 4 * BLOCK], dtype=torch.int32)  # behind the last nothing is allotted
     with deterministic_mode(split_size=BLOCK), route(where):
         out = flash_attn_with_kvcache(q, k, k, cache_seqlens=lengths)
@@ -296,17 +296,17 @@ def test_nothing_is_read_past_the_end_of_a_cache(where: str) -> None:
 
 def test_the_emulator_finds_a_read_outside_an_allocation() -> None:
     """A cache length beyond the cache, within its last block: the kernel reads past the end, and the emulator must say so."""
-    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config = built(heads=1, heads_k=1)
     config.need("split")
-    q, k = torch.randn(1, 4, 1, DIM).half(), torch.randn(1, 300, 1, DIM).half()
+    q, k = torch.randn(1, 4, 1, DIM).to(HALF), torch.randn(1, 300, 1, DIM).to(HALF)
     with deterministic_mode(split_size=BLOCK), pytest.raises(RuntimeError, match="read of 16 bytes outside any allocation"):
         flash_attn_with_kvcache(q, k, k, cache_seqlens=torch.tensor([380], dtype=torch.int32))
 
 
 def test_the_emulator_finds_a_misaligned_address() -> None:
-    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config = built(heads=1, heads_k=1)
     config.need("split")
-    q = torch.randn(64 * DIM + 1).half()[1:].view(1, 64, 1, DIM)
+    q = torch.randn(64 * DIM + 1).to(HALF)[1:].view(1, 64, 1, DIM)
     with deterministic_mode(split_size=BLOCK), pytest.raises(RuntimeError, match="misaligned"):
         flash_attn_func(q, q, q)
 
@@ -314,7 +314,7 @@ def test_the_emulator_finds_a_misaligned_address() -> None:
 @pytest.mark.parametrize(("where", "launches"), [("in one thread block", 1), ("apart", 2)])
 def test_where_chunks_are_folded(machine: Machine, where: str, launches: int) -> None:
     """Apart: the split kernel and the combine kernel."""
-    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config = built(heads=1, heads_k=1)
     config.need("split")
     sequence = Draw(3).sequence(config, 3, 2 * BLOCK + 1)
     before = machine.launches
@@ -324,7 +324,7 @@ def test_where_chunks_are_folded(machine: Machine, where: str, launches: int) ->
 
 
 def test_the_number_of_processors_decides_where(machine: Machine) -> None:
-    config = Config(head_dim=DIM, heads=2, heads_k=2)
+    config = built(heads=2, heads_k=2)
     config.need("split")
     sequence = Draw(3).sequence(config, 3, 2 * BLOCK + 1)
     counts = []
@@ -359,7 +359,7 @@ def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(
 @pytest.mark.parametrize("window", [(-1, -1), (40 * BLOCK, 0)])
 def test_a_row_has_more_chunks_than_a_warp_has_lanes(window: tuple[int, int]) -> None:
     """Some of them without a key that it sees: the first, the last, and beside the end of a group of lanes."""
-    config = Config(head_dim=DIM, heads=1, heads_k=1, window=window, mask=True)
+    config = built(heads=1, heads_k=1, window=window, mask=True)
     config.need("split")
     sequence = Draw(8).sequence(config, 3, 69 * BLOCK + 5)
     assert sequence.mask is not None
@@ -377,7 +377,7 @@ def test_a_row_has_more_chunks_than_a_warp_has_lanes(window: tuple[int, int]) ->
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 @pytest.mark.parametrize("scale", [0.0, -0.125, math.nan])
 def test_a_scale_that_is_not_positive_is_an_error(scale: float, softcap: float) -> None:
-    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config = built(heads=1, heads_k=1)
     config.need("split")
     sequence = Draw(5).sequence(config, 3, 2 * BLOCK)
     q, k, v = (t[None] for t in (sequence.q, sequence.k, sequence.v))
@@ -387,7 +387,7 @@ def test_a_scale_that_is_not_positive_is_an_error(scale: float, softcap: float) 
 
 def test_a_call_within_a_chunk_leaves_others_room_to_fold() -> None:
     """The limit of a kernel's shared memory is not lowered, from head dim 64 on: below there is none."""
-    config = Config(head_dim=DIM, heads=1, heads_k=1)
+    config = built(heads=1, heads_k=1)
     config.need("split")
     draw = Draw(6)
     with deterministic_mode(split_size=BLOCK), route("in one thread block"):

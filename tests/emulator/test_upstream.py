@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import upstream_cases
+from conftest import HALF_NAME
 from harness import KERNELS
 
 CASES, LONGEST = 2, 260  # of each of upstream's tests, and of their sequences
@@ -52,5 +53,5 @@ def test_upstreams_cases_pass(share: int, tmp_path: Path, monkeypatch: pytest.Mo
     counts = upstream_cases.counts(found)
     assert upstream_cases.failures(found) == {}
     assert counts["off"] == counts["on"]
-    assert counts["off"]["passed"] >= 3
-    assert len({case.partition("[")[0] for case in found}) >= 2  # not every test has cases of each head dim and dtype
+    assert counts["off"]["passed"] >= 2
+    assert len({case.partition("[")[0] for case in found}) >= (2 if HALF_NAME == "fp16" else 1)  # not every test has cases of each head dim and dtype
