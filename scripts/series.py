@@ -22,7 +22,7 @@ from scripts.errors import SeriesError
 if TYPE_CHECKING:
     from pathlib import Path
 
-FEATURES = ("build", "determinism", "long-sequences", "mask-bias")
+FEATURES = ("any-input", "build", "determinism", "long-sequences", "mask-bias")
 STATUSES = "Pending, Submitted [where], Backport [commit] or Inappropriate [why]"
 _STATUS = re.compile(r"Pending|(Submitted|Backport|Inappropriate) \[[^\]\s][^\]]*\]")
 _TRAILER = re.compile(r"(Upstream-Status|Feature|Guard): *(.*)")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import DIM, HALF_NAME, MACHINE, Machine, built, problems
-from flash_attn import deterministic_mode, flash_attn_func
-from gradients import assert_accurate, dense, far_along, leaves, upstream_of, varlen
+from conftest import DIM, HALF, HALF_NAME, MACHINE, Machine, built, problems
+from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func
+from gradients import assert_accurate, assert_that_rows_are_read_alike_wherever_they_lie, dense, far_along, leaves, upstream_of, varlen
 from harness import KERNELS, Config, Draw
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +51,29 @@ def test_gradients_are_the_same_alone_in_a_batch_and_packed(
         dense(config, [other, own], [upstreams[1], upstreams[0]], 1, deterministic=False).assert_same(alone, "in a batch")
         varlen(config, [neighbour, own], [upstreams[2], upstreams[0]], 1).assert_same(alone, "packed")
     assert_accurate(config, alone, own, upstreams[0])
+
+
+@pytest.mark.parametrize(("heads_k", "mask", "bias"), [(1, False, ""), (2, True, HALF_NAME)])
+def test_rows_are_read_alike_wherever_they_lie(heads_k: int, mask: bool, bias: str) -> None:
+    config = built(heads=2, heads_k=heads_k, mask=mask, bias=bias)
+    config.need("split", "bwd")
+    assert_that_rows_are_read_alike_wherever_they_lie(config)
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize("own", [{}, {"attn_bias": (2, 1, 1)}], ids=["plain", "bias"])
+def test_without_keys_there_are_outputs_and_gradients_of_zeros(mode: bool, own: dict[str, tuple[int, ...]]) -> None:
+    built().need("split", "bwd")
+    for packed in (False, True):
+        lead = () if packed else (1,)
+        q, k, v = (torch.randn(*lead, length, heads, DIM).to(HALF).requires_grad_() for length, heads in ((70, 2), (0, 1), (0, 1)))
+        options = {name: torch.zeros(shape).requires_grad_() for name, shape in own.items()}
+        starts = [torch.tensor([0, length], dtype=torch.int32) for length in (70, 0)]
+        with deterministic_mode(mode, split_size=256):
+            out = flash_attn_varlen_func(q, k, v, *starts, 70, 0, **options) if packed else flash_attn_func(q, k, v, **options)
+        gradients = torch.autograd.grad(out, [q, k, v, *options.values()], torch.ones_like(out))
+        for result in (out, *gradients):
+            assert (result == 0).all()
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])

@@ -8,10 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 
+import flash_attn_2_cuda
 import pytest
 import torch
 from conftest import DIM, HALF, HALF_NAME, MACHINE, Machine, built, problems
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from gradients import begun_at
 from harness import ROUTES, Config, Draw, Rows, assert_accurate, cache, dense, extras, paged, route, varlen
 from hypothesis import given
 from hypothesis import strategies as st
@@ -308,7 +310,35 @@ def test_the_emulator_finds_a_misaligned_address() -> None:
     config.need("split")
     q = torch.randn(64 * DIM + 1).to(HALF)[1:].view(1, 64, 1, DIM)
     with deterministic_mode(split_size=BLOCK), pytest.raises(RuntimeError, match="misaligned"):
-        flash_attn_func(q, q, q)
+        flash_attn_2_cuda.fwd(q, q, q, None, None, 0.0, 1.0, False, -1, -1, 0.0, False, None)
+
+
+@pytest.mark.parametrize(("first", "gap"), [(1, 0), (0, 1), (4, 4)])
+def test_a_cache_whose_rows_no_kernel_can_load_is_an_error(first: int, gap: int) -> None:
+    built().need("split")
+    q, good = (torch.zeros(1, length, 2, DIM).to(HALF) for length in (1, 256))
+    bad = begun_at(good, first, gap)
+    for name, caches in (("k_cache", (bad, good)), ("v_cache", (good, bad))):
+        with pytest.raises(ValueError, match=f"{name} .*begin at no multiple of 16 bytes"):
+            flash_attn_with_kvcache(q, *caches)
+
+
+@pytest.mark.parametrize(("first", "gap"), [(1, 0), (0, 1)])
+def test_queries_of_a_cache_and_new_keys_are_read_alike_wherever_they_lie(first: int, gap: int) -> None:
+    config = built(heads=2, heads_k=1)
+    config.need("split")
+    sequence = Draw(5).sequence(config, 9, 300)
+    results = []
+    for place in ((0, 0), (first, gap)):
+        caches = [torch.zeros(1, 512, 1, DIM).to(HALF) for _ in range(2)]
+        filled = torch.tensor([0], dtype=torch.int32)
+        with deterministic_mode(split_size=256):
+            q, k, v = (begun_at(t[None], *place) for t in (sequence.q, sequence.k, sequence.v))
+            out = flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=filled)
+        results.append([out, *caches])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(results[1][1][0, :300], sequence.k)
 
 
 @pytest.mark.parametrize(("where", "launches"), [("in one thread block", 1), ("apart", 2)])

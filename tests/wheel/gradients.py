@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import harness
 import torch
-from flash_attn import flash_attn_func, flash_attn_varlen_func
-from harness import Config, Sequence, assert_same_bits, extras, reference, same_bits
+from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func
+from harness import Config, Draw, Sequence, assert_same_bits, extras, reference, same_bits
 from torch import Tensor
 
 
@@ -67,6 +68,43 @@ def varlen(config: Config, sequences: list[Sequence], upstreams: list[Tensor], w
     dq, dk, dv, *dbias = torch.autograd.grad(out, (q, k, v, *bias), torch.cat(upstreams))
     rows, keys = (slice(int(s[which]), int(s[which + 1])) for s in starts)
     return Gradients(dq[rows], dk[keys], dv[keys], *(g[:, rows, : keys.stop - keys.start] for g in dbias))
+
+
+def begun_at(tensor: Tensor, first: int, gap: int) -> Tensor:
+    """The same values, begun so many elements into a storage, with so many between its rows."""
+    *outer, length = tensor.shape
+    storage = torch.zeros(first + math.prod(outer) * (length + gap), dtype=tensor.dtype, device=tensor.device)
+    rows = storage[first:].view(*outer, length + gap)[..., :length]
+    rows.copy_(tensor)
+    return rows
+
+
+def assert_that_rows_are_read_alike_wherever_they_lie(config: Config) -> None:
+    """Outputs and gradients of queries, keys, values and upstream gradients at any address, with any gaps."""
+    sequences = [Draw(5).sequence(config, 150, 300), Draw(6).sequence(config, 150, 300)]
+    upstream = torch.stack([upstream_of(s, 1) for s in sequences])
+    inputs = [torch.stack([getattr(s, name) for s in sequences]) for name in "qkv"]
+    starts = [torch.tensor([0, length, 2 * length], dtype=torch.int32, device=harness.DEVICE) for length in (150, 300)]
+
+    def calls(*places: tuple[int, int]) -> Iterator[tuple[str, list[Tensor]]]:
+        for packed in (False, True):
+            shapes = [t.shape[-2:] if packed else t.shape[1:] for t in (*inputs, upstream)]
+            q, k, v, dout = (begun_at(t.reshape(-1, *shape), *place) for t, shape, place in zip((*inputs, upstream), shapes, places, strict=True))
+            leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+            own, bias = _with_bias(sequences, 300, packed)
+            lengths = (*starts, 150, 300) if packed else ()
+            with deterministic_mode(split_size=256):
+                out = (flash_attn_varlen_func if packed else flash_attn_func)(*leaves, *lengths, **config.kwargs(), **own)
+            gradients = torch.autograd.grad(out, [*leaves, *bias], dout)
+            for name, tensor, like in zip(("out", "dq", "dk", "dv"), (out, *gradients), (q, *leaves), strict=False):
+                assert tensor.stride() == torch.empty_like(like).stride(), name  # what torch.compile is told
+            yield f"packed: {packed}", [out, *gradients]
+
+    expected = dict(calls(*[(0, 0)] * 4))
+    for places in ([(1, 0)] * 4, [(0, 3)] * 4, [(0, 0)] * 3 + [(8, 4)], [(4, 8), (0, 0), (3, 1), (0, 8)]):
+        for call, results in calls(*places):
+            for n, (result, right) in enumerate(zip(results, expected[call], strict=True)):
+                assert_same_bits(result, right, f"{places}, {call}, result {n}")
 
 
 def far_along(config: Config, sequence: Sequence, upstream: Tensor, rows: int) -> Gradients:

@@ -19,7 +19,7 @@ from dataclasses import replace
 import flash_attn_2_cuda
 import pytest
 import torch
-from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
+from flash_attn import deterministic_mode, flash_attn_func, flash_attn_with_kvcache, set_deterministic_mode
 from harness import DEVICE, ROUTES, Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, seed_of, varlen
 from kernel_names import DIMS
 from rotary import Appending
@@ -304,6 +304,14 @@ def test_strided_inputs_and_given_output() -> None:
         Rows(out[0], lse[0]).assert_same(expected, "heads first")
 
 
+def test_a_cache_whose_rows_no_kernel_can_load_is_an_error() -> None:
+    """Before any launch: a misaligned address would end the process's use of the GPU."""
+    Config().need("split")
+    q, cache = torch.zeros(1, 1, 2, 64, device=DEVICE).half(), torch.zeros(1, 256, 2, 65, device=DEVICE).half()
+    with pytest.raises(ValueError, match=r"k_cache .*begin at no multiple of 16 bytes"):
+        flash_attn_with_kvcache(q, cache[..., :64], cache[..., :64])
+
+
 @pytest.mark.parametrize("where", ROUTES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_view_as_the_output_gets_its_rows_and_no_more(head_dim: int, where: str) -> None:
@@ -379,8 +387,6 @@ def test_accuracy_of_varlen_and_poisoned_cache(config: Config) -> None:
 
 
 def test_appending_to_a_cache_gives_the_rows_of_a_dense_call() -> None:
-    from flash_attn import flash_attn_with_kvcache
-
     config = Config(causal=True, heads=8, heads_k=2)
     config.need("split")
     sequence = Draw(11).sequence(config, 700, 700)

@@ -9,7 +9,7 @@ from shutil import which
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
-from gradients import Gradients, assert_accurate, dense, leaves, upstream_of, varlen
+from gradients import Gradients, assert_accurate, assert_that_rows_are_read_alike_wherever_they_lie, dense, leaves, upstream_of, varlen
 from harness import Config, Draw, seed_of
 
 pytestmark = pytest.mark.gpu
@@ -28,6 +28,12 @@ CONFIGS = [Config(head_dim=d, dtype=t, causal=c) for d in (64, 128) for t in ("f
     Config(mask=True, bias="fp32", head_dim=128, dtype="bf16", heads=4, heads_k=4),
 ]
 configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
+
+
+@configs
+def test_rows_are_read_alike_wherever_they_lie(config: Config) -> None:
+    config.need("split", "bwd")
+    assert_that_rows_are_read_alike_wherever_they_lie(config)
 
 
 @configs
