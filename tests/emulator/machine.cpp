@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 #include <sstream>
+#include <utility>
 
 namespace emulator {
 
@@ -94,7 +95,7 @@ void advance(Warp &w, const Code &code, uint64_t &executed) {
     w.at_barrier = false;
     const auto take_next = [&w] {
         if (w.waiting.empty()) {
-            w.running.lanes = 0;
+            w.running = std::exchange(w.early, {});
             return;
         }
         w.running = w.waiting.back();
@@ -150,6 +151,13 @@ void advance(Warp &w, const Code &code, uint64_t &executed) {
                 if (!w.running.lanes) { take_next(); }
                 break;
             case Flow::Barrier:
+                if (w.early.lanes && w.early.pc == w.running.pc) { mask |= std::exchange(w.early, {}).lanes; }
+                if (mask != w.alive && !w.early.lanes && !w.waiting.empty()) {  // the others may come by a way that lies behind
+                    w.early = {w.running.pc, mask};
+                    take_next();
+                    break;
+                }
+                w.running.lanes = mask;
                 if (mask != w.alive) { w.block->fault(w, inst, std::countr_zero(w.alive & ~mask), "a lane does not come to the barrier of its warp"); }
                 ++w.running.pc;
                 w.at_barrier = true;

@@ -58,6 +58,7 @@ struct Warp {
     const Inst *voting = nullptr;   // a barrier that tells each warp what all lanes of the block voted for
     std::vector<Fragment> waiting;  // lanes that are not running, by falling pc
     Fragment running{};
+    Fragment early{};               // lanes that came to a barrier before the others
     std::vector<Copy> copies;
     std::array<uint32_t, kLanes> group{};
 

@@ -19,7 +19,7 @@ from flash_attn import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
-from harness import DTYPES, KERNELS, Config, Draw, Rows, Sequence, assert_accurate, assert_same_bits, dense, reference
+from harness import DTYPES, KERNELS, Config, Draw, Rows, Sequence, assert_accurate, assert_same_bits, dense, reference, route
 from hypothesis import given
 from hypothesis import strategies as st
 from masks import (
@@ -293,21 +293,63 @@ def test_tiles_that_a_mask_hides_are_not_computed(machine: Machine, kind: str) -
 
 
 @pytest.mark.parametrize("queries", [1, 64, 256])
-def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(machine: Machine, queries: int) -> None:
-    """Up to head dim 64, calls that fill the GPU have 128 rows in a thread block, if they have so many; one multiprocessor is soon full."""
-    config = built(heads=4, heads_k=4)
-    config.need("split")
+@pytest.mark.parametrize("kind", ["simple", "own mask", "slopes"])
+def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(machine: Machine, kind: str, queries: int) -> None:
+    """Calls that fill the GPU have 128 rows in a thread block, if they have so many; one multiprocessor is soon full.
+
+    Simple calls have the standard kernel for that, others up to head dim 64 a split kernel.
+    """
+    config = built(heads=4, heads_k=4, alibi=kind == "slopes")
+    config.need("fwd", "split")
     q, k, v = draw_inputs(3, config, 1, queries, 1000)
-    bias = torch.randn(4, queries, 1000, generator=torch.Generator().manual_seed(1)).to(HALF)
+    generator = torch.Generator().manual_seed(1)
+    own = {"attn_bias": torch.randn(4, queries, 1000, generator=generator).to(HALF)}
+    if kind == "own mask":
+        own["attn_mask"] = torch.rand(queries, 1000, generator=generator) < 0.9
     results, counts = [], []
     for processors in (1, 132):
         machine.set(processors=processors)
         before = machine.instructions
         with deterministic_mode(split_size=1024):
-            results.append(flash_attn_func(q, k, v, attn_bias=bias))
+            results.append(flash_attn_func(q, k, v, **own, **config.kwargs()))
         counts.append(machine.instructions - before)
     assert_same_bits(results[0], results[1], "128 rows, 64 rows")
-    assert counts[0] < 0.95 * counts[1] if DIM <= 64 and queries > 64 else counts[0] == counts[1], counts
+    assert counts[0] < 0.95 * counts[1] if (DIM <= 64 or kind == "simple") and queries > 64 else counts[0] == counts[1], counts
+    assert kind != "simple" or queries <= 64 or counts[0] < 0.8 * counts[1]
+
+
+@problems(16)
+@given(
+    st.lists(st.sampled_from(["seen", "hidden", "in part"]), min_size=1, max_size=9),
+    st.integers(-127, 0),
+    st.integers(1, 300),
+    st.sampled_from(["mask", "bias", "both"]),
+    st.booleans(),
+    st.sampled_from([0, 256, 2048]),
+    st.integers(0, 2**31),
+)
+def test_simple_calls_have_the_bits_of_others(tiles: list[str], short: int, len_q: int, kind: str, causal: bool, split_size: int, seed: int) -> None:
+    """A mask that all queries share, and a bias whose rows lie in pieces of sixteen bytes: kernels that ask for little, and those for all calls."""
+    config = built(heads=2, heads_k=1, causal=causal)
+    config.need("fwd", "split")
+    MACHINE.set(processors=1)  # so that upstream does not split keys where the mode is off
+    generator = torch.Generator().manual_seed(seed)
+    len_k = 128 * len(tiles) + short
+    q, k, v = (t.requires_grad_() for t in draw_inputs(seed, config, 2, len_q, len_k))
+    own = {}
+    if kind != "bias":
+        share = torch.tensor([{"seen": 1.0, "hidden": 0.0, "in part": 0.5}[tile] for tile in tiles]).repeat_interleave(128)[:len_k]
+        own["attn_mask"] = torch.rand(2, 1, 1, len_k, generator=generator) < share
+    if kind != "mask":
+        bias = torch.randn(1, 2, len_q, len_k + -len_k % 8, generator=generator).to(HALF)
+        bias[torch.rand(bias.shape, generator=generator) < 0.02] = -math.inf
+        own["attn_bias"] = bias[..., :len_k]
+    results = []
+    for where in ("in one thread block", "in the standard kernel"):
+        with route(where), deterministic_mode(split_size > 0, split_size or 256):
+            out, lse, _ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True, **own)
+        results.append(Rows(out.flatten(0, 1), lse.transpose(0, 1).flatten(1)))
+    results[0].assert_same(results[1], "64 rows, 128 rows")
 
 
 @problems(12)
@@ -336,10 +378,12 @@ def test_a_mask_that_all_queries_share_has_the_bits_of_one_written_out(tiles: li
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32])
-def test_a_bias_has_the_same_bits_from_any_byte_on(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("processors", [1, 132])
+def test_a_bias_has_the_same_bits_from_any_byte_on(machine: Machine, processors: int, dtype: torch.dtype) -> None:
     """Rows that all begin with a piece of 16 bytes, anywhere in one, and whose keys do not follow each other, which are read one by one."""
     config = built(heads=2, heads_k=2)
     config.need("split")
+    machine.set(processors=processors)
     inputs = [t.requires_grad_() for t in draw_inputs(3, config, 1, 140, 304)]
     bias = torch.randn(2, 140, 304, generator=torch.Generator().manual_seed(1)).to(dtype)
     upstream = torch.randn(1, 140, 2, DIM, generator=torch.Generator().manual_seed(2)).to(HALF)

@@ -323,6 +323,21 @@ def test_a_cache_whose_rows_no_kernel_can_load_is_an_error(first: int, gap: int)
             flash_attn_with_kvcache(q, *caches)
 
 
+def test_a_cache_whose_head_dim_is_no_multiple_of_eight_is_padded() -> None:
+    """As upstream has it, new keys written back: its rows begin anywhere, but what kernels load is a copy."""
+    built().need("split")
+    odd = DIM - 5
+    q, cache = torch.randn(2, 3, 2, odd).to(HALF), torch.randn(2, 300, 2, odd).to(HALF)
+    lengths = torch.tensor([7, 200], dtype=torch.int32)
+    whole = [torch.nn.functional.pad(t, [0, 5]) for t in (q, cache, cache)]
+    options = {"cache_seqlens": lengths, "softmax_scale": odd**-0.5}
+    expected = flash_attn_with_kvcache(*whole, whole[0], whole[0], **options)
+    keys, values = cache.clone(), cache.clone()
+    assert torch.equal(flash_attn_with_kvcache(q, keys, values, q, q, **options), expected[..., :odd])
+    for kept, padded in zip((keys, values), whole[1:], strict=True):
+        assert torch.equal(kept, padded[..., :odd])
+
+
 @pytest.mark.parametrize(("first", "gap"), [(1, 0), (0, 1)])
 def test_queries_of_a_cache_and_new_keys_are_read_alike_wherever_they_lie(first: int, gap: int) -> None:
     config = built(heads=2, heads_k=1)

@@ -91,6 +91,39 @@ def test_cases_that_somebody_chose_verify_nothing(suite: Path, chosen: list[str]
     assert "NOT VERIFIED: only chosen cases ran" in out
 
 
+PARALLEL = ["-n", "2", "--dist", "loadfile"]
+
+
+def test_processes_of_xdist_leave_the_proof_of_one(suite: Path) -> None:
+    """Cases, controls and what a case adds to the proof, whichever process they ran in."""
+    other = "import pytest\ndef test_c(entry): entry['upstream'] = {'passed': 3}\ndef test_d(): pytest.skip('no kernel')\n"
+    (suite / "test_other.py").write_text(other)
+    proofs = []
+    for options in ([], PARALLEL):
+        status, proof, out = run(suite, CONTROL.format(True, False, False), True, *options)
+        assert status == 0
+        assert "negative controls: 1 of 1 differ" in out
+        for case in proof["cases"].values():  # type: ignore[attr-defined]
+            case.pop("seconds")
+        proofs.append({**proof, "controls": sorted(map(str, proof["controls"]))})  # type: ignore[call-overload]
+    assert proofs[0] == proofs[1]
+    assert proofs[0]["counts"] == {"passed": 3, "skipped": 1}
+    assert proofs[0]["upstream"] == {"passed": 3}
+
+
+@pytest.mark.parametrize(("chosen", "status"), [(["-k", "test_a"], 30), ([], 1)], ids=str)
+def test_processes_of_xdist_verify_no_more_than_one(suite: Path, chosen: list[str], status: int) -> None:
+    found, proof, _ = run(suite, CONTROL.format(bool(chosen), True, False), True, *PARALLEL, *chosen)
+    assert found == status
+    assert proof["verified"] is False
+
+
+def test_a_process_of_xdist_that_dies_fails_the_proof(suite: Path) -> None:
+    status, proof, _ = run(suite, "import os\ndef test_dies(): os._exit(9)\n" + CONTROL.format(True, True, True), True, *PARALLEL)
+    assert status == 1
+    assert proof["verified"] is False
+
+
 def test_without_a_gpu_the_status_is_not_verified(suite: Path) -> None:
     status, proof, out = run(suite, CONTROL.format(True, True, True) + "def test_static(): pass\n", gpu=False)
     assert status == 30

@@ -48,6 +48,13 @@ class Ledger:
         self.entries: dict[str, Any] = {}
         self.chosen = False  # cases were, so that not all of the suite ran
 
+    def add(self, other: dict[str, Any]) -> None:
+        """What a process of pytest-xdist has found."""
+        self.cases |= other["cases"]
+        self.controls += other["controls"]
+        self.entries |= other["entries"]
+        self.chosen |= other["chosen"]
+
     def control_failed(self) -> bool:
         ran = [c for c in self.controls if c["must_differ"]]
         return bool(ran) and not any(c["differs"] for c in ran)
@@ -70,6 +77,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.pluginmanager.hasplugin("dsession"):
+        return  # pytest-xdist: those that run the cases collect them
     folder = Path(__file__).resolve().parent
     whole = {path.resolve() for path in folder.glob("test_*.py")}
     if any(Path(argument).resolve() != folder for argument in session.config.args) or whole - {item.path.resolve() for item in session.items}:
@@ -148,6 +157,10 @@ def _wheel(path: str | None) -> dict[str, Any] | None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     ledger = session.config.stash[LEDGER]
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["ledger"] = vars(ledger)
+        return
     outcomes = Counter(case["outcome"] for case in ledger.cases.values())
     if exitstatus == pytest.ExitCode.OK and ledger.control_failed():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -176,6 +189,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     aside = Path(f"{target}.part")
     aside.write_text(json.dumps(proof, indent=1) + "\n", encoding="utf-8")
     aside.replace(target)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Of pytest-xdist: a process has ended. One that died has told nothing, and pytest fails for it."""
+    if "ledger" in getattr(node, "workeroutput", {}):
+        node.config.stash[LEDGER].add(node.workeroutput["ledger"])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

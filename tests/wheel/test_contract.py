@@ -20,7 +20,23 @@ import flash_attn_2_cuda
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_with_kvcache, set_deterministic_mode
-from harness import DEVICE, ROUTES, Config, Draw, Rows, Sequence, assert_accurate, cache, dense, paged, reference, route, seed_of, varlen
+from harness import (
+    DEVICE,
+    ROUTES,
+    Config,
+    Draw,
+    Rows,
+    Sequence,
+    assert_accurate,
+    assert_same_bits,
+    cache,
+    dense,
+    paged,
+    reference,
+    route,
+    seed_of,
+    varlen,
+)
 from kernel_names import DIMS
 from rotary import Appending
 
@@ -310,6 +326,21 @@ def test_a_cache_whose_rows_no_kernel_can_load_is_an_error() -> None:
     q, cache = torch.zeros(1, 1, 2, 64, device=DEVICE).half(), torch.zeros(1, 256, 2, 65, device=DEVICE).half()
     with pytest.raises(ValueError, match=r"k_cache .*begin at no multiple of 16 bytes"):
         flash_attn_with_kvcache(q, cache[..., :64], cache[..., :64])
+
+
+def test_a_cache_whose_head_dim_is_no_multiple_of_eight_is_padded() -> None:
+    """As upstream has it, new keys written back: its rows begin anywhere, but what kernels load is a copy."""
+    Config().need("split")
+    q, cache = torch.randn(2, 3, 2, 59, device=DEVICE).half(), torch.randn(2, 300, 2, 59, device=DEVICE).half()
+    lengths = torch.tensor([7, 200], dtype=torch.int32, device=DEVICE)
+    whole = [torch.nn.functional.pad(t, [0, 5]) for t in (q, cache, cache)]
+    scale = 59**-0.5
+    expected = flash_attn_with_kvcache(whole[0], whole[1], whole[2], whole[0], whole[0], cache_seqlens=lengths, softmax_scale=scale)
+    keys, values = cache.clone(), cache.clone()
+    out = flash_attn_with_kvcache(q, keys, values, q, q, cache_seqlens=lengths, softmax_scale=scale)
+    assert_same_bits(out, expected[..., :59], "out")
+    for kept, padded in zip((keys, values), whole[1:], strict=True):
+        assert_same_bits(kept, padded[..., :59], "cache")
 
 
 @pytest.mark.parametrize("where", ROUTES)
