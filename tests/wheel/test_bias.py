@@ -13,7 +13,7 @@ import flash_attn_2_cuda
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func
-from harness import DEVICE, DTYPES, Config, assert_same_bits, seed_of
+from harness import DEVICE, DTYPES, Config, assert_same_bits, route, seed_of
 from masks import (
     assert_close,
     assert_that_a_mask_is_read_alike_wherever_it_lies,
@@ -239,6 +239,30 @@ def test_a_sequence_all_of_whose_keys_a_shared_mask_hides_has_zeros(head_dim: in
 def test_no_number_but_infinity_hides(config: Config, scale: float | None, softcap: float, of_queries_type: bool) -> None:
     config.need("split", "bwd")
     assert_that_no_number_but_infinity_hides(replace(config, softcap=softcap), config.dtype if of_queries_type else "fp32", scale)
+
+
+@pytest.mark.parametrize(
+    "config", [Config(head_dim=d, dtype=t, heads=4, heads_k=2, causal=c) for d in (64, 128) for t in ("fp16", "bf16") for c in (False, True)], ids=str
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("split_size", [0, 512, 2048])
+def test_simple_calls_have_the_bits_of_others(config: Config, with_bias: bool, split_size: int) -> None:
+    """A mask that all queries share, and a bias whose rows lie in pieces of sixteen bytes: kernels that ask for little, and those for all calls."""
+    config.need("fwd", "split")
+    torch.manual_seed(split_size)
+    batch, len_q, len_k = 64, 300, 1777  # fills a GPU, so that upstream splits no keys where the mode is off
+    q, k, v = draw_inputs(3, config, batch, len_q, len_k)
+    share = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0], device=DEVICE)[torch.arange(len_k, device=DEVICE) // 128 % 5]
+    own: dict[str, Any] = {"attn_mask": torch.rand(batch, 1, 1, len_k, device=DEVICE) < share}
+    if with_bias:
+        bias = torch.randn(1, 4, len_q, len_k + -len_k % 8, device=DEVICE).to(q.dtype)
+        own["attn_bias"] = bias.masked_fill_(torch.rand(bias.shape, device=DEVICE) < 0.01, -math.inf)[..., :len_k]
+    results = []
+    for where in ("in one thread block", "in the standard kernel"):
+        with route(where), deterministic_mode(split_size > 0, split_size or 512):
+            results.append(flash_attn_func(q, k, v, causal=config.causal, return_attn_probs=True, **own)[:2])
+    for name, left, right in zip(("out", "lse"), *results, strict=True):
+        assert_same_bits(left, right, f"{name}, 64 rows and 128 rows")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

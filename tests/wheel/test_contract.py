@@ -104,6 +104,8 @@ FILLING = [
     Config(bias="bf16", dtype="bf16", window=(700, 50)),
     Config(mask=True, bias="fp32", softcap=15.0, alibi=True),
     Config(mask=True, bias="fp16", head_dim=128, heads_k=4),
+    Config(bias="fp16", head_dim=128),
+    Config(bias="bf16", dtype="bf16", head_dim=128, causal=True, heads_k=2),
 ]
 
 
