@@ -23,6 +23,20 @@ __global__ void absent(float *data) {
     data[64 + threadIdx.x] = 1.f;
 }
 
+// Odd lanes come to the barrier by a way that lies behind it.
+__global__ void late(float *data) {
+    asm volatile("{\n"
+                 ".reg .pred odd;\n"
+                 "setp.ne.u32 odd, %0, 0;\n"
+                 "@odd bra BEHIND;\n"
+                 "BARRIER: bar.sync 0;\n"
+                 "bra DONE;\n"
+                 "BEHIND: bra BARRIER;\n"
+                 "DONE:\n"
+                 "}\n" :: "r"(threadIdx.x % 2) : "memory");
+    data[64 + threadIdx.x] = 1.f;
+}
+
 // What all lanes of a block vote for, of which the second warp has one.
 __global__ void vote(float *data) {
     const int any = __syncthreads_or(threadIdx.x == 40), none = __syncthreads_or(threadIdx.x == 64);
@@ -141,6 +155,7 @@ int main(int, char **arguments) {
     if (!std::strcmp(name, "beyond")) { beyond<<<1, block>>>(data); }
     if (!std::strcmp(name, "misaligned")) { misaligned<<<1, block>>>(data); }
     if (!std::strcmp(name, "absent")) { absent<<<1, block>>>(data); }
+    if (!std::strcmp(name, "late")) { late<<<1, block>>>(data); }
     if (!std::strcmp(name, "vote")) { vote<<<1, block>>>(data); }
     if (!std::strcmp(name, "copied")) { copy<true><<<1, block>>>(data); }
     if (!std::strcmp(name, "unwaited")) { copy<false><<<1, block>>>(data); }

@@ -145,6 +145,7 @@ void advance(Warp &w, const Code &code, uint64_t &executed) {
                 }
                 break;
             case Flow::Exit:
+                if (mask && w.early.lanes) { w.block->fault(w, inst, std::countr_zero(mask), "a lane does not come to the barrier of its warp"); }
                 w.alive &= ~mask;
                 w.running.lanes &= ~mask;
                 ++w.running.pc;

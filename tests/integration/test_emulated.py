@@ -60,6 +60,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("beyond", 1, "write of 4 bytes outside any allocation"),
         ("misaligned", 1, "misaligned address"),
         ("absent", 1, "a lane does not come to the barrier of its warp"),
+        ("late", 0, "1.0"),
         ("vote", 0, "1.0"),
         ("copied", 0, "3.0"),
         ("unwaited", 0, "nan"),

@@ -249,6 +249,8 @@ def test_no_number_but_infinity_hides(config: Config, scale: float | None, softc
 def test_simple_calls_have_the_bits_of_others(config: Config, with_bias: bool, split_size: int) -> None:
     """A mask that all queries share, and a bias whose rows lie in pieces of sixteen bytes: kernels that ask for little, and those for all calls."""
     config.need("fwd", "split")
+    if not split_size and config.head_dim > 64:
+        pytest.skip("with the mode off, kernels take the softmax in other steps above head dim 64")
     torch.manual_seed(split_size)
     batch, len_q, len_k = 64, 300, 1777  # fills a GPU, so that upstream splits no keys where the mode is off
     q, k, v = draw_inputs(3, config, batch, len_q, len_k)
