@@ -27,7 +27,7 @@ def code() -> tuple[Code, Code]:
 @pytest.mark.parametrize("file", FILES)
 def test_kernels_of_calls_without_are_byte_for_byte_those_of_a_build_without(code: tuple[Code, Code], file: str) -> None:
     ours, without = (half[file] for half in code)
-    assert len(without) > 10
+    assert len(without) > (10 if file.startswith("fwd") else 15)
     differ = [name for name, code in without.items() if name not in ours or ours[name].text != code.text]
     moved = [name for name in without if file.startswith("bwd") and {"alibi", "softcap"} <= set(compare.flags(name) or ())]
     assert differ == moved  # they take the kernels of masks and biases, where there are any

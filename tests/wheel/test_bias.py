@@ -200,6 +200,23 @@ def test_small_shapes_for_compute_sanitizer(shape: str) -> None:
     check(config, inputs, strided(mask < 0.7, 1, (0, 1, 2, 3), 1), strided(values.half(), 1, (0, 1, 2, 3), 1), split_size=256)
 
 
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_small_simple_calls_for_compute_sanitizer(head_dim: int, mode: bool) -> None:
+    """In the kernels that ask for little, a chunk folded in between, and the gradient of the bias."""
+    config = Config(heads=2, heads_k=1, head_dim=head_dim)
+    config.need("fwd", "split", "bwd")
+    q, k, v = (t.requires_grad_() for t in draw_inputs(2, config, 1, 200, 304))
+    bias = torch.randn(1, 2, 200, 304, device=DEVICE).half().requires_grad_()
+    seen = (torch.arange(304, device=DEVICE) % 3 > 0)[None, None, None]
+    with route("in the standard kernel"), deterministic_mode(mode, 128):
+        out = flash_attn_func(q, k, v, attn_bias=bias)
+        gradients = torch.autograd.grad(out, (q, k, v, bias), torch.ones_like(out))
+        masked = flash_attn_func(q, k, v, attn_bias=bias.detach(), attn_mask=seen)
+    assert all(t.isfinite().all() for t in (out, masked, *gradients))
+
+
 def test_a_query_without_keys_has_zeros_and_finite_gradients() -> None:
     config = Config(heads=2, heads_k=1)
     config.need("split", "bwd")
