@@ -14,8 +14,8 @@ def _command(session: nox.Session) -> None:
     """Install the build system and run the command that the session is named after."""
     package = ".[containers]" if "--containers" in session.posargs else ".[bench]" if any(a.startswith("--picture") for a in session.posargs) else "."
     session.install("--quiet", "--editable", package, *(["pytest>=8.4"] if session.name in ("guards", "rebase") else []))  # guards may be tests
-    # Ctrl-C: give the compilers time to stop and their half-written files time to go.
-    session.run("python", "-m", "scripts", session.name, *session.posargs, interrupt_timeout=60, terminate_timeout=30)
+    # Ctrl-C: give the compilers time to stop and their half-written files time to go. stderr: nox would put it among --json's answer.
+    session.run("python", "-m", "scripts", session.name, *session.posargs, interrupt_timeout=60, terminate_timeout=30, stderr=None)
 
 
 @nox.session
@@ -147,7 +147,7 @@ def tests(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """Check the patches; and, without arguments, this repository's own style and types."""
     session.install("--quiet", "--editable", ".[lint]", "pytest", "hypothesis", "nox")
-    session.run("python", "-m", "scripts", "lint", *session.posargs)
+    session.run("python", "-m", "scripts", "lint", *session.posargs, stderr=None)
     if not session.posargs:
         session.run("ruff", "check", ".")
         session.run("ruff", "format", "--check", ".")
