@@ -167,7 +167,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: argparse.Namespace, plac
     console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding")
     binding = kernels.binding_unit(plan)
     compiled = _compile(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
-    extension = binding.target.parent / f"{flavour.extension}-{kernels.folder_key(compiled.objects)}.so"
+    extension = binding.target.parent / f"{flavour.extension}-{kernels.extension_key(compiled.objects, wheel.link_options(tools))}.so"
     if not extension.exists():
         console.step("Linking")
         wheel.link(tools, compiled.objects, extension, build / "logs" / "link.log")

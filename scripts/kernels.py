@@ -203,9 +203,9 @@ def _site(plan: Plan) -> str:
     return os.path.relpath(plan.toolchain.environment.site.resolve(), plan.tree.root.resolve())
 
 
-def folder_key(objects: Sequence[Path]) -> str:
-    """What tells one choice of objects from another: their folders follow from their content."""
-    return _digest([f"{path.parent.name}/{path.name}" for path in objects])
+def extension_key(objects: Sequence[Path], options: Sequence[str]) -> str:
+    """What tells one extension from another: the linker's options, and objects, whose folders follow from their content."""
+    return _digest([f"{path.parent.name}/{path.name}" for path in objects], options)
 
 
 def _includes(plan: Plan, *, torch: bool) -> list[str]:

@@ -92,6 +92,12 @@ def audit(path: Path) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def link_options(toolchain: Toolchain) -> list[str]:
+    """What the linker is told beside objects and folders: stripped, and the CUDA runtime by the name that torch loads, so that a process has one."""
+    major = toolchain.toolkit.release.partition(".")[0]
+    return ["-shared", "-s", *(f"-l{name}" for name in _TORCH_LIBRARIES), f"-l:libcudart.so.{major}"]
+
+
 def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path) -> None:
     """Link kernels and binding into the extension, stripped; one run at a time in a clone, and once."""
     with files.in_turn(log.with_suffix(".lock"), "links in this clone"):
@@ -101,13 +107,10 @@ def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path)
 
 def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path) -> None:
     env = toolchain.environment
-    major = toolchain.toolkit.release.partition(".")[0]
     folders = [env.site / "torch/lib", *(folder / "lib" for folder in env.cuda), toolchain.toolkit.nvcc.parent.parent / "lib64"]
-    # The CUDA runtime by the name that torch loads it under, so that there is one in the process.
-    libraries = [f"-l{name}" for name in _TORCH_LIBRARIES] + [f"-l:libcudart.so.{major}"]
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(target.name + ".part")
-    command: list[str | Path] = [toolchain.cxx, "-shared", "-s", "-o", aside, *objects, *(f"-L{folder}" for folder in folders), *libraries]
+    command: list[str | Path] = [toolchain.cxx, "-o", aside, *objects, *(f"-L{folder}" for folder in folders), *link_options(toolchain)]
     run(
         command,
         error=WheelError,

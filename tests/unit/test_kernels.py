@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import console, kernels, matrix
+from scripts import console, kernels, matrix, wheel
 from scripts.errors import BuildError, CompileError, SeriesError, ToolchainError
 from scripts.process import run
 from scripts.toolchain import Environment, Toolchain, Toolkit, _tool
@@ -211,13 +211,15 @@ def test_the_binding_is_compiled_for_the_standard_that_its_torch_asks_for(tmp_pa
 
 
 def test_one_choice_of_objects_is_one_extension(tmp_path: Path) -> None:
-    """Linked once; another kernel, or the same one from other sources, is another."""
+    """Linked once; another kernel, the same one from other sources, or another option of the linker is another."""
     tools = toolchain(tmp_path, "")
     units = [u.target for u in kernels.kernel_units(plan(tmp_path, tools))]
     elsewhere = [Path("/other") / p.parent.name / p.name for p in units]
-    assert kernels.folder_key(units) == kernels.folder_key(elsewhere)
+    options = wheel.link_options(tools)
+    assert kernels.extension_key(units, options) == kernels.extension_key(elsewhere, options)
     others = [u.target for u in kernels.kernel_units(plan(tmp_path, tools, arch="80"))]
-    assert len({kernels.folder_key(u) for u in (units, units[1:], others)}) == 3
+    keys = [kernels.extension_key(u, options) for u in (units, units[1:], others)]
+    assert len({*keys, kernels.extension_key(units, [*options, "-Wl,-O1"])}) == 4
 
 
 @pytest.mark.parametrize("edit", ["echo edited >", "mv $0.mine"], ids=["written", "moved there, older"])
