@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from scripts import build, console, kernels, maintain, toolchain, upstream, verify
 from scripts.errors import CompileError, ToolchainError, VerifyError
+from scripts.matrix import ARCHITECTURES
 from scripts.process import run
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 SUITE = maintain.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
 FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim", code=("-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"))
-_GPU = ("90",)  # what runtime.cpp says it is: kernels for other GPUs are left out
 _SOURCES = ("allocator", "decode", "machine", "runtime")
 _PACKAGES = ("pytest>=8.4", "pytest-xdist>=3.6", "hypothesis>=6.130", "einops")
 _DEPENDENCIES = ("execnet", "iniconfig", "packaging", "pluggy", "pygments", "sortedcontainers")  # what those need, without torch
@@ -86,8 +86,8 @@ def _tools_for_tests(env: toolchain.Environment, folder: Path) -> Path:
     return place
 
 
-def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...], jobs: int | None) -> list[Path]:
-    """Build an extension that runs kernels on the CPU, and the Python package around it.
+def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...], arch: str, jobs: int | None) -> list[Path]:
+    """Build an extension that runs kernels on the CPU, those that a GPU of that compute capability chooses, and the Python package around it.
 
     Returns:
         Folders for the path of the toolchain's Python.
@@ -96,7 +96,7 @@ def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...
         CompileError: a compiler failed.
     """
     env = tools.environment
-    plan = kernels.Plan(applied, tools, wanted, _GPU, maintain.BUILD, FLAVOUR)
+    plan = kernels.Plan(applied, tools, wanted, (arch,), maintain.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
     compiled = kernels.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
     folder = maintain.BUILD / "emulator"
@@ -127,10 +127,10 @@ def _run(options: argparse.Namespace) -> None:
     verify.write_upstream_tests(upstream.find(loaded.upstream, maintain.ROOT / "upstream", maintain.cache(), options.source), own)
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, maintain.BUILD, cache=True)
-    folders = package(tools, applied, options.kernels, options.jobs)
+    folders = package(tools, applied, options.kernels, options.arch, options.jobs)
     path = os.pathsep.join(map(str, [*folders, maintain.ROOT / "tests/wheel"]))
     # What torch computes is small: with a thread a core in each process, threads would spend their time waiting for each other.
-    env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own), "FORK_EMULATED_GPU": options.arch, "OMP_NUM_THREADS": "1"}
     command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
     processes, _ = kernels.job_limit(options.jobs, _TESTS_BYTES)
     if processes > 1:
@@ -150,6 +150,7 @@ def add_command(commands: Any) -> None:
         description="Run the kernels' PTX on the CPU, behind the real binding, against tests/emulator. Finds faults; proves nothing of a wheel.",
     )
     parser.add_argument("--kernels", metavar="SET", type=build.kernel_choice, default=KERNELS, help=f"as for build (default: {KERNELS})")
+    parser.add_argument("--arch", metavar="CC", choices=ARCHITECTURES, default="90", help="the GPU's compute capability, such as 89 (default: 90)")
     parser.add_argument("--python", metavar="X.Y", help="the Python to run under (default: the one running this)")
     parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers, then processes of tests, at once (default: by cores and memory)")
     maintain.add_source(parser)

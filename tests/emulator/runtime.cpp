@@ -34,7 +34,24 @@ State &state() {
     return *all;
 }
 
-constexpr int kSharedOptIn = 227 * 1024;
+// The GPU that it says it is: FORK_EMULATED_GPU, a compute capability such as 89, or an H100.
+struct Gpu {
+    int major = 9, minor = 0;
+    int smem_per_block = 227 * 1024;  // what a kernel may ask for; a multiprocessor has 1 KiB more
+};
+const Gpu &gpu() {
+    static const Gpu chosen = [] {
+        Gpu found;
+        if (const char *name = std::getenv("FORK_EMULATED_GPU")) {
+            const int capability = std::atoi(name);
+            found.major = capability / 10, found.minor = capability % 10;
+            const bool small = found.major == 12 || (found.major == 8 && found.minor != 0 && found.minor != 7);
+            found.smem_per_block = (small ? 99 : found.major == 8 ? 163 : 227) * 1024;
+        }
+        return found;
+    }();
+    return chosen;
+}
 
 // The PTX in a fat binary: containers of a header and entries; kind 1 is PTX. Compressed entries are not read.
 std::string ptx_of(const char *fatbin) {
@@ -132,7 +149,7 @@ cudaError_t CUDARTAPI cudaLaunchKernel(const void *host, dim3 grid, dim3 block, 
 }
 cudaError_t CUDARTAPI cudaFuncSetAttribute(const void *host, cudaFuncAttribute attribute, int value) {
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-        if (value > emulator::kSharedOptIn) { return emulator::fail(cudaErrorInvalidValue, "more shared memory than a block can have: " + std::to_string(value)); }
+        if (value > emulator::gpu().smem_per_block) { return emulator::fail(cudaErrorInvalidValue, "more shared memory than a block can have: " + std::to_string(value)); }
         int &limit = state().kernels.at(host).dynamic_limit;
         if (value < limit) { return emulator::fail(cudaErrorInvalidValue, "the limit of shared memory is lowered, which a launch of another thread may need"); }
         limit = value;
@@ -156,15 +173,15 @@ cudaError_t CUDARTAPI cudaGetDevice(int *device) {
 cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
         case cudaDevAttrMultiProcessorCount: *value = int(emulator::options().processors); return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMajor: *value = 9; return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMinor: *value = 0; return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 228 * 1024; return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emulator::kSharedOptIn; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor: *value = emulator::gpu().major; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor: *value = emulator::gpu().minor; return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = emulator::gpu().smem_per_block + 1024; return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emulator::gpu().smem_per_block; return cudaSuccess;
         default: return emulator::fail(cudaErrorInvalidValue, "device attribute " + std::to_string(attribute));
     }
 }
 cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *, int, size_t shared, unsigned) {
-    *blocks = shared > 113 * 1024 ? 1 : 2;
+    *blocks = shared + 1024 > size_t(emulator::gpu().smem_per_block + 1024) / 2 ? 1 : 2;
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *host, int threads, size_t shared) {

@@ -83,6 +83,7 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["build", "--kernels-only", "--check-reproducible"], "--kernels-only makes no wheel"),
         (["emulate", "--kernels", "hdim65"], "'hdim65' names no kernels; choose 'all', or some of hdim32"),
         (["emulate", "--jobs", "0"], "'0' is not a positive number"),
+        (["emulate", "--arch", "70"], "invalid choice: '70' (choose from"),
         (["emulate", "--python", "3.9"], "has no Python 3.9; it has 3.10"),
         (["archs"], "[shared-ptx] of wheel_matrix.toml is empty"),
         (["archs", "--arch", "80"], "80: no later than the PTX that they would be made from"),

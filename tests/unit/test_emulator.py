@@ -34,8 +34,8 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
     monkeypatch.setattr(kernels, "compile_units", compile_and_edit)
     tools = toolchain(tmp_path, "exit 1\n")
     with pytest.raises(SeriesError, match=r"__init__\.py changed while it was being built from"):
-        emulator.package(tools, applied, (), None)
+        emulator.package(tools, applied, (), "90", None)
     edited.write_text(committed)
     monkeypatch.setattr(kernels, "compile_units", lambda *_: kernels.Compiled((Path("a.o"),), 0, 0, 0, 0))
-    site = emulator.package(tools, tree.apply(patches, PIN, checkout_of(BASE), applied.root), (), None)[0]
+    site = emulator.package(tools, tree.apply(patches, PIN, checkout_of(BASE), applied.root), (), "90", None)[0]
     assert (site / "flash_attn/__init__.py").read_text() == committed
