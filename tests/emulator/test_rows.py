@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
 import flash_attn_2_cuda
 import pytest
@@ -134,10 +138,18 @@ def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int,
 
 @problems(15)
 @given(
-    configs(), st.integers(1, 9), st.lists(st.integers(1, 400), min_size=1, max_size=3), splits, seeds, machines, st.booleans(), st.integers(0, 300)
+    configs(),
+    st.integers(1, 9),
+    st.lists(st.integers(1, 400), min_size=1, max_size=3),
+    splits,
+    seeds,
+    machines,
+    st.booleans(),
+    st.integers(0, 300),
+    st.sampled_from([0, 1]),
 )
 def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
-    config: Config, new: int, before: list[int], split: int, seed: int, machine: tuple[int, int], interleaved: bool, slack: int
+    config: Config, new: int, before: list[int], split: int, seed: int, machine: tuple[int, int], interleaved: bool, slack: int, first: int
 ) -> None:
     """New keys and queries are rotated by their position and appended: all at once, among strangers, and token by token."""
     config = Config(**{**config.__dict__, "head_dim": DIM, "causal": True, "window": (-1, -1), "mask": False, "bias": ""})
@@ -148,7 +160,7 @@ def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
     with deterministic_mode(split_size=split):
         among_strangers = appending.at_once()
         on(machine)
-        appending.alone().one_by_one().assert_same(among_strangers, "token by token")
+        replace(appending, first=first).alone().one_by_one().assert_same(among_strangers, "token by token")
     assert_accurate(config, among_strangers, appending.turned())
 
 
@@ -303,6 +315,21 @@ def test_the_emulator_finds_a_read_outside_an_allocation() -> None:
     q, k = torch.randn(1, 4, 1, DIM).to(HALF), torch.randn(1, 300, 1, DIM).to(HALF)
     with deterministic_mode(split_size=BLOCK), pytest.raises(RuntimeError, match="read of 16 bytes outside any allocation"):
         flash_attn_with_kvcache(q, k, k, cache_seqlens=torch.tensor([380], dtype=torch.int32))
+
+
+@pytest.mark.parametrize(("capability", "kib"), [("80", 163), ("89", 99), ("120", 99)])
+def test_the_emulator_is_the_gpu_that_was_asked_for(capability: str, kib: int) -> None:
+    code = """
+import ctypes, torch, flash_attn_2_cuda
+library, value = ctypes.CDLL(flash_attn_2_cuda.__file__), ctypes.c_int()
+for attribute in (75, 76, 97):  # major, minor, the most shared memory of a block
+    assert library.cudaDeviceGetAttribute(ctypes.byref(value), attribute, 0) == 0
+    print(value.value)
+"""
+    env = {**os.environ, "FORK_EMULATED_GPU": capability}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    major, minor, shared = (int(word) for word in done.stdout.split())
+    assert (f"{major}{minor}", shared) == (capability, kib * 1024)
 
 
 def test_the_emulator_finds_a_misaligned_address() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 import harness
@@ -79,17 +79,30 @@ def begun_at(tensor: Tensor, first: int, gap: int) -> Tensor:
     return rows
 
 
+def apart(tensor: Tensor) -> Tensor:
+    """The same values, of which those of a row lie apart: the first dimension's follow each other."""
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def overlapping(tensor: Tensor) -> Tensor:
+    """Other values: the rows of a token's heads are windows that begin an element after each other."""
+    *outer, heads, length = tensor.shape
+    tokens = torch.zeros(*outer, heads + length, dtype=tensor.dtype, device=tensor.device)
+    tokens[..., :length] = tensor[..., 0, :]
+    return tokens.unfold(-1, length, 1)[..., :heads, :]
+
+
 def assert_that_rows_are_read_alike_wherever_they_lie(config: Config) -> None:
-    """Outputs and gradients of queries, keys, values and upstream gradients at any address, with any gaps."""
+    """Outputs and gradients of queries, keys, values and upstream gradients at any address, with any gaps and overlaps."""
     sequences = [Draw(5).sequence(config, 150, 300), Draw(6).sequence(config, 150, 300)]
     upstream = torch.stack([upstream_of(s, 1) for s in sequences])
     inputs = [torch.stack([getattr(s, name) for s in sequences]) for name in "qkv"]
     starts = [torch.tensor([0, length, 2 * length], dtype=torch.int32, device=harness.DEVICE) for length in (150, 300)]
 
-    def calls(*places: tuple[int, int]) -> Iterator[tuple[str, list[Tensor]]]:
+    def calls(*layouts: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
         for packed in (False, True):
             shapes = [t.shape[-2:] if packed else t.shape[1:] for t in (*inputs, upstream)]
-            q, k, v, dout = (begun_at(t.reshape(-1, *shape), *place) for t, shape, place in zip((*inputs, upstream), shapes, places, strict=True))
+            q, k, v, dout = (layout(t.reshape(-1, *shape)) for t, shape, layout in zip((*inputs, upstream), shapes, layouts, strict=True))
             leaves = [t.detach().requires_grad_() for t in (q, k, v)]
             own, bias = _with_bias(sequences, 300, packed)
             lengths = (*starts, 150, 300) if packed else ()
@@ -97,14 +110,24 @@ def assert_that_rows_are_read_alike_wherever_they_lie(config: Config) -> None:
                 out = (flash_attn_varlen_func if packed else flash_attn_func)(*leaves, *lengths, **config.kwargs(), **own)
             gradients = torch.autograd.grad(out, [*leaves, *bias], dout)
             for name, tensor, like in zip(("out", "dq", "dk", "dv"), (out, *gradients), (q, *leaves), strict=False):
-                assert tensor.stride() == torch.empty_like(like).stride(), name  # what torch.compile is told
+                told = torch.empty_like(like)  # torch.compile; where a row's elements would lie apart, they do not
+                assert tensor.stride() == (told if told.stride(-1) == 1 else told.contiguous()).stride(), name
             yield f"packed: {packed}", [out, *gradients]
 
-    expected = dict(calls(*[(0, 0)] * 4))
-    for places in ([(1, 0)] * 4, [(0, 3)] * 4, [(0, 0)] * 3 + [(8, 4)], [(4, 8), (0, 0), (3, 1), (0, 8)]):
-        for call, results in calls(*places):
+    def at(first: int, gap: int) -> Callable[[Tensor], Tensor]:
+        return lambda tensor: begun_at(tensor, first, gap)
+
+    def compare(layouts: list[Callable[[Tensor], Tensor]], plain: list[Callable[[Tensor], Tensor]], what: str) -> None:
+        expected = dict(calls(*plain))
+        for call, results in calls(*layouts):
             for n, (result, right) in enumerate(zip(results, expected[call], strict=True)):
-                assert_same_bits(result, right, f"{places}, {call}, result {n}")
+                assert_same_bits(result, right, f"{what}, {call}, result {n}")
+
+    aligned = at(0, 0)
+    for places in ([(1, 0)] * 4, [(0, 3)] * 4, [(0, 0)] * 3 + [(8, 4)], [(4, 8), (0, 0), (3, 1), (0, 8)]):
+        compare([at(*place) for place in places], [aligned] * 4, str(places))
+    compare([apart] * 4, [aligned] * 4, "elements apart")
+    compare([overlapping] * 3 + [aligned], [lambda tensor: overlapping(tensor).contiguous()] * 3 + [aligned], "rows that overlap")
 
 
 def far_along(config: Config, sequence: Sequence, upstream: Tensor, rows: int) -> Gradients:

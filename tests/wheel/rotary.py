@@ -9,6 +9,7 @@ from typing import Any
 import harness
 import torch
 from flash_attn import flash_attn_with_kvcache
+from gradients import begun_at
 from harness import DTYPES, Config, Rows, Sequence
 from torch import Tensor
 
@@ -22,6 +23,7 @@ class Appending:
     new: int
     capacity: int
     interleaved: bool
+    first: int = 0  # elements into their storages that the tables begin
 
     def alone(self) -> Appending:
         """Of the first sequence, without the others."""
@@ -31,7 +33,8 @@ class Appending:
         places = torch.arange(self.capacity, device=harness.DEVICE)
         angles = torch.outer(places, 0.7 ** torch.arange(self.config.head_dim // 2, device=harness.DEVICE)).float()
         dtype = DTYPES[self.config.dtype]
-        return {"rotary_cos": angles.cos().to(dtype), "rotary_sin": angles.sin().to(dtype), "rotary_interleaved": self.interleaved}
+        cos, sin = (begun_at(table.to(dtype), self.first, 0) for table in (angles.cos(), angles.sin()))
+        return {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": self.interleaved}
 
     def _caches(self) -> tuple[Tensor, ...]:
         shape = (len(self.sequences), self.capacity, self.config.heads_k, self.config.head_dim)

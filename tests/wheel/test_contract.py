@@ -552,6 +552,7 @@ def test_rotary_rows_at_once_and_token_by_token(config: Config, interleaved: boo
     with deterministic_mode(split_size=512):
         expected = appending.at_once()
         appending.alone().one_by_one().assert_same(expected, "token by token")
+        replace(appending, first=1).at_once().assert_same(expected, "tables that begin at no multiple of 16 bytes")
     assert_accurate(config, expected, appending.turned())
 
 
