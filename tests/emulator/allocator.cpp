@@ -1,11 +1,14 @@
 // Torch's tensors in memory that kernels may touch, filled with NaN where torch fills nothing; and the settings, for Python.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <atomic>
 #include <cstdlib>
 
 #include "machine.h"
 
 namespace {
+
+std::atomic<size_t> largest{0};  // since it was forgotten
 
 constexpr size_t kAround = 256;  // bytes before and after each, so that what lies beside one is not another
 constexpr size_t kFilled = size_t(1) << 30;  // bytes; what is larger stays as the system gives it, which takes no memory until touched
@@ -22,6 +25,7 @@ struct Watched final : c10::Allocator {
         char *whole = static_cast<char *>(std::aligned_alloc(256, (size + 2 * kAround + 255) / 256 * 256));
         TORCH_CHECK(whole, "no memory for ", size, " bytes");
         char *at = whole + kAround;
+        for (size_t known = largest; known < size && !largest.compare_exchange_weak(known, size);) {}
         if (size <= kFilled) { std::memset(at, 0xff, size); }
         emulator::Memory::instance().add(at, size);
         return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
@@ -40,6 +44,8 @@ void emulator_set(int processors, int order, int races, int resident) {
     emulator::Options &all = emulator::options();
     all.processors = uint32_t(processors), all.order = order, all.races = races != 0, all.resident = uint32_t(resident);
 }
+unsigned long long emulator_largest() { return largest; }
+void emulator_forget_largest() { largest = 0; }
 unsigned long long emulator_launches() { return emulator::options().launches; }
 unsigned long long emulator_instructions() { return emulator::options().instructions; }
 }

@@ -41,7 +41,7 @@ class Machine:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(flash_attn_2_cuda.__file__)
-        for name in ("launches", "instructions"):
+        for name in ("launches", "instructions", "largest"):
             getattr(self._library, f"emulator_{name}").restype = ctypes.c_ulonglong
 
     def set(self, processors: int = 132, order: int = 0, races: bool = True, resident: int = 1) -> None:
@@ -58,6 +58,15 @@ class Machine:
     @property
     def launches(self) -> int:
         return int(self._library.emulator_launches())
+
+    def watch_memory(self) -> None:
+        """Forget the largest allocation."""
+        self._library.emulator_forget_largest()
+
+    @property
+    def largest_allocation(self) -> int:
+        """In bytes, of torch's since then."""
+        return int(self._library.emulator_largest())
 
     @property
     def instructions(self) -> int:

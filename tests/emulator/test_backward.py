@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import DIM, HALF, HALF_NAME, MACHINE, Machine, built, problems
-from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func
-from gradients import assert_accurate, assert_that_rows_are_read_alike_wherever_they_lie, dense, far_along, leaves, upstream_of, varlen
+from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, set_deterministic_mode
+from gradients import Gradients, assert_accurate, assert_that_rows_are_read_alike_wherever_they_lie, dense, far_along, leaves, upstream_of, varlen
 from harness import KERNELS, Config, Draw
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import assert_that_gradients_of_far_tokens_are_the_same, assert_that_gradients_past_named_lengths_are_nan, overlapping_sequences
 
 pytestmark = pytest.mark.skipif(not any(name.startswith("bwd") for name in KERNELS), reason="built without backward kernels (--kernels)")
 
@@ -58,6 +59,59 @@ def test_rows_are_read_alike_wherever_they_lie(heads_k: int, mask: bool, bias: s
     config = built(heads=2, heads_k=heads_k, mask=mask, bias=bias)
     config.need("split", "bwd")
     assert_that_rows_are_read_alike_wherever_they_lie(config)
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize(("causal", "heads_k"), [(False, 1), (True, 2)])
+def test_gradients_past_the_lengths_that_a_call_names_are_nan(causal: bool, heads_k: int, mode: bool) -> None:
+    config = built(heads=2, heads_k=heads_k, causal=causal)
+    config.need("fwd", "split", "bwd")
+    assert_that_gradients_past_named_lengths_are_nan(config, mode)
+
+
+def test_gradients_of_far_tokens_are_the_same() -> None:
+    config = built(heads=1, heads_k=1)
+    config.need("split", "bwd")
+    assert_that_gradients_of_far_tokens_are_the_same(config)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_that_overlap_make_no_call_hang(machine: Machine, causal: bool, order: int) -> None:
+    config = built(heads=1, heads_k=1, causal=causal)
+    config.need("split", "bwd")
+    machine.set(order=order, resident=4)
+    overlapping_sequences(config)
+
+
+def test_a_sequence_past_the_last_query_is_an_error(machine: Machine) -> None:
+    """Not a wait without an end."""
+    config = built(heads=1, heads_k=1)
+    config.need("split", "bwd")
+    machine.set(resident=4)
+    sequence = Draw(5).sequence(config, 300, 300)
+    inputs = leaves((sequence.q, sequence.k, sequence.v))
+    cu_q, cu_k = torch.tensor([0, 300, 300], dtype=torch.int32), torch.tensor([0, 100, 300], dtype=torch.int32)
+    with deterministic_mode(split_size=256):
+        out = flash_attn_varlen_func(*inputs, cu_q, cu_k, 300, 200)
+        cu_q.data[2] = 10**6  # which the backward pass reads
+        with pytest.raises(RuntimeError, match="outside any allocation"):
+            torch.autograd.grad(out, inputs, upstream_of(sequence, 1))
+
+
+def test_a_backward_pass_whose_forward_nobody_noted_takes_the_process_wide_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the forward pass was traced, and the backward pass runs eagerly."""
+    config = built(heads=1, heads_k=1)
+    config.need("split", "bwd")
+    sequence = Draw(4).sequence(config, 200, 600)
+    upstream = upstream_of(sequence, 1)
+    set_deterministic_mode(True, 256)
+    expected = dense(config, [sequence], [upstream], 0)
+    inputs = leaves((sequence.q[None], sequence.k[None], sequence.v[None]))
+    with monkeypatch.context() as traced:
+        traced.setattr(torch.compiler, "is_compiling", lambda: True)
+        out = flash_attn_func(*inputs)
+    Gradients(*(g[0] for g in torch.autograd.grad(out, inputs, upstream[None]))).assert_same(expected, "traced forward")
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])

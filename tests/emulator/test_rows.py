@@ -21,6 +21,14 @@ from gradients import begun_at
 from harness import ROUTES, Config, Draw, Rows, assert_accurate, cache, dense, extras, paged, route, varlen
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import (
+    assert_that_a_cache_ends_where_it_ends,
+    assert_that_a_cache_s_tokens_may_lie_far_apart,
+    assert_that_all_new_keys_are_appended,
+    assert_that_rotary_tables_end_where_they_end,
+    scratch,
+    starts,
+)
 from rotary import Appending
 
 BLOCK = 128 if DIM <= 128 else 64
@@ -308,13 +316,65 @@ def test_nothing_is_read_past_the_end_of_a_cache(where: str) -> None:
     assert out[1].isnan().all()
 
 
+@pytest.mark.parametrize("where", ROUTES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("capacity", "length"), [(300, 301), (300, 302), (300, 380), (96, 97), (96, 1000), (256, 257)])
+def test_a_cache_ends_where_it_ends(capacity: int, length: int, causal: bool, where: str) -> None:
+    config = built(heads=1, heads_k=1, causal=causal)
+    config.need("split")
+    assert_that_a_cache_ends_where_it_ends(config, capacity, length, where, mode=True)
+
+
+@pytest.mark.parametrize("length", [301, 1000])
+def test_a_cache_ends_where_it_ends_with_the_mode_off(machine: Machine, length: int) -> None:
+    config = built(heads=1, heads_k=1)
+    config.need("fwd", "split")
+    for processors in (1, 132):  # the standard kernel, and splits
+        machine.set(processors=processors)
+        assert_that_a_cache_ends_where_it_ends(config, 300, length, "as the GPU is filled", mode=False)
+
+
+@pytest.mark.parametrize(("filled", "new", "queries"), [(127, 1, 10), (100, 1, 100), (-5, 8, 10), (-5, 8, 2)])
+def test_rotary_tables_end_where_they_end(filled: int, new: int, queries: int) -> None:
+    config = built(heads=1, heads_k=1, causal=True)
+    config.need("split")
+    assert_that_rotary_tables_end_where_they_end(config, filled, new, queries)
+
+
+@pytest.mark.parametrize("where", ["in one thread block", "apart"])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize(("before", "window"), [(0, 16), (100, 0), (5, 2 * BLOCK - 1), (5, 2 * BLOCK), (5, 2 * BLOCK + 1)])
+@pytest.mark.parametrize(("queries", "paged"), [(1, False), (70, True)])
+def test_new_keys_that_no_window_reaches_are_appended(queries: int, paged: bool, before: int, window: int, mask: bool, where: str) -> None:
+    config = built(heads=2, heads_k=1, window=(window, 0), mask=mask)
+    config.need("split")
+    assert_that_all_new_keys_are_appended(config, before, 4 * BLOCK - before, where, BLOCK, queries, paged=paged)
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+def test_new_keys_that_no_window_reaches_are_appended_with_the_mode_off(machine: Machine, queries: int) -> None:
+    config = built(heads=2, heads_k=1, window=(16, 0))
+    config.need("split")
+    for processors in (1, 132):  # in one thread block, and in splits
+        machine.set(processors=processors)
+        assert_that_all_new_keys_are_appended(config, 5, 4 * BLOCK - 5, "as the GPU is filled", BLOCK, queries, mode=False)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("where", "mode"), [("in one thread block", True), ("apart", True), ("as the GPU is filled", False)])
+def test_a_cache_s_tokens_may_lie_far_apart(where: str, mode: bool, causal: bool) -> None:
+    config = built(heads=1, heads_k=1, causal=causal)
+    config.need("split")
+    assert_that_a_cache_s_tokens_may_lie_far_apart(config, where, mode)
+
+
 def test_the_emulator_finds_a_read_outside_an_allocation() -> None:
-    """A cache length beyond the cache, within its last block: the kernel reads past the end, and the emulator must say so."""
+    """Packed keys that end before cu_seqlens says: the kernel reads past the end, and the emulator must say so."""
     config = built(heads=1, heads_k=1)
     config.need("split")
-    q, k = torch.randn(1, 4, 1, DIM).to(HALF), torch.randn(1, 300, 1, DIM).to(HALF)
+    q, k = torch.randn(4, 1, DIM).to(HALF), torch.randn(300, 1, DIM).to(HALF)
     with deterministic_mode(split_size=BLOCK), pytest.raises(RuntimeError, match="read of 16 bytes outside any allocation"):
-        flash_attn_with_kvcache(q, k, k, cache_seqlens=torch.tensor([380], dtype=torch.int32))
+        flash_attn_varlen_func(q, k, k, starts(4), starts(380), 4, 380)
 
 
 @pytest.mark.parametrize(("capability", "kib"), [("80", 163), ("89", 99), ("120", 99)])
@@ -426,6 +486,102 @@ def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(
     for where, others in zip(list(ROUTES)[1:], results[1:], strict=True):
         for one, other in zip(results[0], others, strict=True):
             other.assert_same(one, where)
+
+
+@problems(15)
+@given(configs(), st.integers(1, 3), st.one_of(st.integers(1, 20), st.integers(1, 200)), st.integers(1, 900), splits, seeds, st.integers(1, 10**6))
+def test_slices_of_a_call_have_its_bits_and_share_scratch(
+    config: Config, batch: int, len_q: int, len_k: int, split: int, seed: int, budget: int
+) -> None:
+    """Two launches a slice; a slice takes the budget, or one block of rows of one head."""
+    config.need("split")
+    draw = Draw(seed)
+    sequences = [draw.sequence(config, len_q, len_k) for _ in range(batch)]
+    results = []
+    with deterministic_mode(split_size=split), route("apart"):
+        for own_budget in (0, budget):
+            with scratch(own_budget):
+                before = MACHINE.launches
+                MACHINE.watch_memory()
+                results.append([dense(config, sequences, which) for which in range(batch)])
+                launches, largest = (MACHINE.launches - before) // batch, MACHINE.largest_allocation
+    for sliced, whole in zip(*results, strict=True):
+        sliced.assert_same(whole, f"in slices of {budget} bytes")
+    chunks, dim = -(-len_k // split), -(-config.head_dim // 32) * 32
+    rows = len_q
+    if len_q == 1 and config.heads > config.heads_k and config.window == (-1, -1) and not config.alibi:
+        rows, heads = config.heads // config.heads_k, config.heads_k  # the heads of a group are rows
+    else:
+        heads = config.heads
+    if chunks == 1:
+        assert launches == 1
+        return
+    row = chunks * (dim + 2) * 4
+    least = -(-batch * heads * rows * row // max(budget, row * min(rows, 64)))
+    most = batch * heads * -(-rows // 64)
+    assert 2 * min(least, most) <= launches <= 2 * most
+    inputs = 4 * max(
+        batch * len_q * config.heads * config.head_dim, batch * config.heads * len_q * len_k, batch * len_k * config.heads_k * config.head_dim
+    )
+    assert largest <= max(budget, row * min(rows, 64), inputs)
+
+
+@pytest.mark.parametrize("budget", [1, 70 * 2 * (DIM + 2) * 4])
+@problems(10)
+@given(
+    configs(), st.integers(1, 140), st.integers(1, 700), st.lists(st.tuples(st.integers(0, 140), st.integers(0, 700)), max_size=2), seeds, st.data()
+)
+def test_slices_of_every_layout_have_its_bits(
+    budget: int, config: Config, len_q: int, len_k: int, others: list[tuple[int, int]], seed: int, data: st.DataObject
+) -> None:
+    """Blocks of rows of one head, or more. Also where sequences are shorter than others, and where a call names too few queries."""
+    config.need("split")
+    draw = Draw(seed)
+    own = draw.sequence(config, len_q, len_k)
+    packed = [draw.sequence(config, q, k) for q, k in others]
+    place = data.draw(st.integers(0, len(packed)))
+    packed.insert(place, own)
+    slack_q = data.draw(st.sampled_from([0, 0, max(-40, 1 - max(len(s.q) for s in packed))]))
+    cached = [own, draw.sequence(config, len_q, data.draw(lengths_k))]
+    results = []
+    with deterministic_mode(split_size=BLOCK), route("apart"):
+        for own_budget in (0, budget):
+            with scratch(own_budget):
+                rows = [varlen(config, packed, place, slack_q=slack_q), cache(config, cached, max(len(s.k) for s in cached) + 9)]
+                results.append([*rows, paged(config, cached, Draw(1).generator)])
+    for name, whole, sliced in zip(("packed", "in a cache", "paged"), *results, strict=True):
+        sliced.assert_same(whole, f"{name}, in slices of {budget} bytes")
+
+
+@pytest.mark.parametrize("budget", [1, 70 * 4 * (DIM + 2) * 4])
+def test_slices_append_what_the_call_appends(budget: int) -> None:
+    config = built(heads=2, heads_k=1, window=(BLOCK, 0))
+    config.need("split")
+    with scratch(budget):
+        assert_that_all_new_keys_are_appended(config, 5, 4 * BLOCK - 5, "apart", BLOCK, 140)
+
+
+@pytest.mark.skipif(
+    (99 if os.environ["FORK_EMULATED_GPU"] in ("86", "89", "120", "121") else 163) * 1024 >= (64 + 2 * BLOCK) * 2 * DIM + 64 * 4 * DIM + 512,
+    reason="a thread block has room to fold: --arch 89 from head dim 128 on has not",
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_prefill_without_room_to_fold_takes_little_scratch(machine: Machine, causal: bool) -> None:
+    """However many rows there are for the GPU. Each sequence is then a slice."""
+    config = built(heads=1, heads_k=1, causal=causal)
+    config.need("split")
+    draw = Draw(21)
+    sequences = [draw.sequence(config, 300, 3 * BLOCK) for _ in range(4)]
+    machine.set(processors=1)
+    results = []
+    for budget in (0, 3 * 300 * (DIM + 2) * 4):
+        before = machine.launches
+        machine.watch_memory()
+        with deterministic_mode(split_size=BLOCK), scratch(budget):
+            results.append(dense(config, sequences, 3))
+        assert machine.launches == before + (8 if budget else 2)
+    assert machine.largest_allocation <= budget
+    results[1].assert_same(results[0], "in slices")
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (40 * BLOCK, 0)])

@@ -1,0 +1,195 @@
+"""Calls at the edge of what tensors hold: far rows, full caches, lengths that a call names too short, little scratch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import flash_attn_2_cuda
+import harness
+import torch
+from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from gradients import Gradients, leaves, upstream_of
+from harness import DTYPES, Config, Draw, Rows, assert_same_bits, route
+from torch import Tensor
+
+FAR_KEYS = 2**24 + 64  # elements between tokens: 128 of them, a block of keys, pass 2**31
+FAR_QUERIES = 2**25 + 64  # 64 of them, the fewest rows of a block in the backward pass, pass it too
+
+
+@contextmanager
+def scratch(budget: int) -> Iterator[None]:
+    """Cut calls whose chunks spread into slices whose scratch takes so many bytes; 0: as ever."""
+    before = flash_attn_2_cuda._test_scratch(budget)
+    try:
+        yield
+    finally:
+        flash_attn_2_cuda._test_scratch(before)
+
+
+def starts(*lengths: int) -> Tensor:
+    """cu_seqlens of these lengths."""
+    return torch.tensor([0, *lengths], device=harness.DEVICE).cumsum(0).to(torch.int32)
+
+
+def far_apart(tensor: Tensor, stride: int) -> Tensor:
+    """The same values (1, length, heads, dim), tokens so many elements apart: as in a view of a larger tensor."""
+    _, length, heads, dim = tensor.shape
+    storage = torch.empty((length - 1) * stride + heads * dim, dtype=tensor.dtype, device=tensor.device)
+    tokens = storage.as_strided(tensor.shape, (storage.numel(), stride, dim, 1))
+    tokens.copy_(tensor)
+    return tokens
+
+
+def assert_that_a_cache_s_tokens_may_lie_far_apart(config: Config, where: str, mode: bool) -> None:
+    """Of a cache of two chunks of two blocks, the second of which ends within one."""
+    sequence = Draw(9).sequence(config, 3, 390)
+    lengths = torch.tensor([len(sequence.k)], dtype=torch.int32, device=harness.DEVICE)
+    near = [t[None] for t in (sequence.k, sequence.v)]
+    results = []
+    for keys in (near, [far_apart(t, FAR_KEYS) for t in near]):
+        with deterministic_mode(mode, split_size=256), route(where):
+            out, lse = flash_attn_with_kvcache(
+                sequence.q[None], *keys, cache_seqlens=lengths, num_splits=0 if mode else 2, return_softmax_lse=True, **config.kwargs()
+            )
+        results.append(Rows(out[0], lse[0]))
+    results[1].assert_same(results[0], "far apart")
+
+
+def assert_that_gradients_of_far_tokens_are_the_same(config: Config) -> None:
+    """Of queries and upstream gradients of several blocks, which the backward kernel walks."""
+    sequence = Draw(9).sequence(config, 140, 200)
+    near = (sequence.q[None], upstream_of(sequence, 1)[None])
+    results = []
+    for q, upstream in (near, [far_apart(t, FAR_QUERIES) for t in near]):
+        inputs = [q.detach().requires_grad_(), *leaves((sequence.k[None], sequence.v[None]))]
+        with deterministic_mode(split_size=256):
+            out = flash_attn_func(*inputs, **config.kwargs())
+        results.append(Gradients(*torch.autograd.grad(out, inputs, upstream)))
+    results[1].assert_same(results[0], "far apart")
+
+
+def assert_that_a_cache_ends_where_it_ends(config: Config, capacity: int, length: int, where: str, mode: bool, in_larger: bool = False) -> None:
+    """Of two sequences one has a length past the cache. Its rows that would need more are NaN with the mode on; the other's are as ever."""
+    draw = Draw(11)
+    sequences = [draw.sequence(config, 4, capacity) for _ in range(2)]
+    q, k, v = (torch.stack([getattr(s, name) for s in sequences]) for name in "qkv")
+    if in_larger:  # what lies behind each sequence's cache must reach no row
+        wide = [torch.full((2, length + 100, *t.shape[2:]), math.nan, dtype=t.dtype, device=t.device) for t in (k, v)]
+        for buffer, known in zip(wide, (k, v), strict=True):
+            buffer[:, :capacity] = known
+        k, v = (buffer[:, :capacity] for buffer in wide)
+    results = []
+    for lengths in ([100, capacity], [100, length]):
+        told = torch.tensor(lengths, dtype=torch.int32, device=harness.DEVICE)
+        with deterministic_mode(mode, split_size=256), route(where):
+            results.append(flash_attn_with_kvcache(q, k, v, cache_seqlens=told, **config.kwargs()))
+    assert_same_bits(results[1][0], results[0][0], "the other sequence")
+    if mode:
+        # The last row sees the last key, each before it one less.
+        seen = max(0, 4 - (length - capacity)) if config.causal else 0
+        assert results[1][1, :seen].isfinite().all()
+        assert results[1][1, seen:].isnan().all()
+
+
+def assert_that_rotary_tables_end_where_they_end(config: Config, filled: int, new: int, queries: int) -> None:
+    """Queries that stand past the tables, or before them, are NaN, and no other; new keys are appended."""
+    capacity, dtype = 128, DTYPES[config.dtype]
+    draw = Draw(13)
+    sequence = draw.sequence(config, queries, new)
+    caches = [torch.zeros(1, capacity, config.heads_k, config.head_dim, dtype=dtype, device=harness.DEVICE) for _ in range(2)]
+    angles = torch.rand(capacity, config.head_dim // 2, generator=draw.generator, device=harness.DEVICE)
+    length = torch.tensor([filled], dtype=torch.int32, device=harness.DEVICE)
+    with deterministic_mode(split_size=256):
+        out = flash_attn_with_kvcache(
+            sequence.q[None], *caches, sequence.k[None], sequence.v[None], angles.cos().to(dtype), angles.sin().to(dtype), length, causal=True
+        )
+    rows = torch.arange(queries, device=harness.DEVICE)
+    sees, place = rows + filled + new - queries >= 0, rows + filled
+    stands = (place >= 0) & (place < capacity)
+    assert out[0, sees & ~stands].isnan().all()
+    assert out[0, ~sees | stands].isfinite().all()
+    first = max(filled, 0)
+    assert_same_bits(caches[1][0, first : filled + new], sequence.v[first - filled :], "the values appended")
+
+
+def assert_that_all_new_keys_are_appended(
+    config: Config, before: int, new: int, where: str, split_size: int, queries: int = 1, mode: bool = True, paged: bool = False
+) -> None:
+    """Also those that no query's window reaches."""
+    sequence, page = Draw(17).sequence(config, queries, before + new), 256
+    capacity = -(-(before + new + 9) // page) * page
+    buffers = [torch.full((1, capacity, *t.shape[1:]), math.nan, dtype=t.dtype, device=t.device) for t in (sequence.k, sequence.v)]
+    for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
+        buffer[0, :before] = known[:before]
+    own = harness.extras([sequence], capacity)
+    own["cache_seqlens"] = torch.tensor([before], dtype=torch.int32, device=harness.DEVICE)
+    if paged:  # the last page first
+        own["block_table"] = torch.arange(capacity // page, device=harness.DEVICE).flip(0).to(torch.int32)[None]
+        buffers = [t.view(-1, page, *t.shape[2:]).flip(0).contiguous() for t in buffers]
+    with deterministic_mode(mode, split_size=split_size), route(where):
+        added = (t[None, before:].contiguous() for t in (sequence.k, sequence.v))
+        out, lse = flash_attn_with_kvcache(sequence.q[None], *buffers, *added, return_softmax_lse=True, **config.kwargs(), **own)
+        if mode:
+            harness.dense(config, [sequence]).assert_same(Rows(out[0], lse[0]), "appended")
+    for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
+        cached = buffer.flip(0).flatten(0, 1) if paged else buffer[0]
+        assert_same_bits(cached[: before + new], known, "the cache")
+        assert cached[before + new :].isnan().all()
+
+
+def assert_that_gradients_past_named_lengths_are_nan(config: Config, mode: bool) -> None:
+    """Of two packed sequences, of which the first is longer than the call says; the other's are finite."""
+    draw = Draw(19)
+    sequences = [draw.sequence(config, 300, 300), draw.sequence(config, 70, 120)]
+    q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
+    cu_q, cu_k = starts(300, 70), starts(300, 120)
+    dout = torch.cat([upstream_of(s, 1) for s in sequences])
+    scale = config.head_dim**-0.5
+    for named_q, named_k in ((300, 200), (200, 300), (200, 200)):
+        with deterministic_mode(mode, split_size=256):
+            out, lse, *_ = flash_attn_2_cuda.varlen_fwd(
+                q, k, v, None, cu_q, cu_k, None, None, None, None, named_q, named_k, 0.0, scale, False, config.causal, -1, -1, 0.0, False, None
+            )
+            dq, dk, dv = (torch.full_like(t, 7.0) for t in (q, k, v))
+            flash_attn_2_cuda.varlen_bwd(
+                dout,
+                q,
+                k,
+                v,
+                out,
+                lse,
+                dq,
+                dk,
+                dv,
+                cu_q,
+                cu_k,
+                None,
+                named_q,
+                named_k,
+                0.0,
+                scale,
+                False,
+                config.causal,
+                -1,
+                -1,
+                0.0,
+                False,
+                None,
+                None,
+            )
+        for gradient, named in ((dq, named_q), (dk, named_k), (dv, named_k)):
+            assert gradient[named:300].isnan().all()
+            assert gradient[300:].isfinite().all()
+            assert not (gradient == 7.0).all(-1).any()
+
+
+def overlapping_sequences(config: Config) -> tuple[Tensor, ...]:
+    """Gradients of a call whose cu_seqlens are not sorted: garbage, but the call returns."""
+    sequence = Draw(23).sequence(config, 500, 500)
+    inputs = leaves((sequence.q, sequence.k, sequence.v))
+    wrong = torch.tensor([0, 500, 100, 300], dtype=torch.int32, device=harness.DEVICE)
+    with deterministic_mode(split_size=256):
+        out = flash_attn_varlen_func(*inputs, wrong, wrong, 500, 500, **config.kwargs())
+        return torch.autograd.grad(out, inputs, upstream_of(sequence, 1))

@@ -1,0 +1,159 @@
+"""Calls at the edge of what tensors hold, and the scratch that a call may take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from flash_attn import deterministic_mode, flash_attn_func
+from harness import ROUTES, Config, Draw, Rows, dense, route
+from limits import (
+    FAR_KEYS,
+    FAR_QUERIES,
+    assert_that_a_cache_ends_where_it_ends,
+    assert_that_a_cache_s_tokens_may_lie_far_apart,
+    assert_that_all_new_keys_are_appended,
+    assert_that_gradients_of_far_tokens_are_the_same,
+    assert_that_gradients_past_named_lengths_are_nan,
+    assert_that_rotary_tables_end_where_they_end,
+    scratch,
+)
+from test_long import need_memory
+
+pytestmark = pytest.mark.gpu
+
+CONFIGS = [Config(heads=2, heads_k=1), Config(head_dim=128, dtype="bf16", heads=2, heads_k=2, causal=True)]
+configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
+
+
+@configs
+@pytest.mark.parametrize(("where", "mode"), [("in one thread block", True), ("apart", True), ("as the GPU is filled", False)])
+def test_a_cache_s_tokens_may_lie_far_apart(config: Config, where: str, mode: bool) -> None:
+    config.need("fwd", "split")
+    need_memory(2 * 2 * 391 * FAR_KEYS)
+    assert_that_a_cache_s_tokens_may_lie_far_apart(config, where, mode)
+
+
+@configs
+def test_gradients_of_far_tokens_are_the_same(config: Config) -> None:
+    config.need("split", "bwd")
+    need_memory(2 * 2 * 141 * FAR_QUERIES)
+    assert_that_gradients_of_far_tokens_are_the_same(config)
+
+
+def test_probabilities_past_2_to_the_31_elements() -> None:
+    """Those of the last head begin there. About a tenth of them are negative: dropped."""
+    Config(heads=17, heads_k=17).need("fwd")
+    need_memory(6 * 2**31)
+    q, k, v = (torch.randn((2, 8192, 17, 64), generator=Draw(5).generator, device="cuda", dtype=torch.float16) for _ in range(3))
+    _, _, probabilities = flash_attn_func(q, k, v, dropout_p=0.1, return_attn_probs=True)
+    for batch, head in ((0, 0), (1, 15), (1, 16)):
+        dropped = (probabilities[batch, head] < 0).float().mean().item()
+        assert 0.09 < dropped < 0.11, (batch, head, dropped)
+
+
+@pytest.mark.sanitizer
+@configs
+@pytest.mark.parametrize(("capacity", "length"), [(300, 301), (300, 380), (96, 97), (96, 1000)])
+def test_a_cache_ends_where_it_ends(config: Config, capacity: int, length: int) -> None:
+    config.need("fwd", "split")
+    for where in ROUTES:
+        assert_that_a_cache_ends_where_it_ends(config, capacity, length, where, mode=True)
+        assert_that_a_cache_ends_where_it_ends(config, capacity, length, where, mode=True, in_larger=True)
+    assert_that_a_cache_ends_where_it_ends(config, capacity, length, "as the GPU is filled", mode=False)
+
+
+@pytest.mark.sanitizer
+@configs
+@pytest.mark.parametrize(("filled", "new", "queries"), [(127, 1, 10), (100, 1, 100), (-5, 8, 10), (-5, 8, 2)])
+def test_rotary_tables_end_where_they_end(config: Config, filled: int, new: int, queries: int) -> None:
+    config.need("split")
+    assert_that_rotary_tables_end_where_they_end(config, filled, new, queries)
+
+
+@pytest.mark.parametrize("where", ["in one thread block", "apart"])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize(("before", "window"), [(0, 16), (100, 0), (5, 511), (5, 512), (5, 513)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_new_keys_that_no_window_reaches_are_appended(head_dim: int, before: int, window: int, mask: bool, where: str) -> None:
+    config = Config(head_dim=head_dim, heads=4, heads_k=2, window=(window, 0), mask=mask)
+    config.need("split")
+    for queries, paged in ((1, False), (70, False), (70, True)):
+        assert_that_all_new_keys_are_appended(config, before, 1024 - before, where, 256, queries, paged=paged)
+
+
+@pytest.mark.sanitizer
+@configs
+@pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
+def test_gradients_past_the_lengths_that_a_call_names_are_nan(config: Config, mode: bool) -> None:
+    config.need("fwd", "split", "bwd")
+    assert_that_gradients_past_named_lengths_are_nan(config, mode)
+
+
+@configs
+def test_sequences_that_overlap_make_no_call_hang(config: Config) -> None:
+    """In a process of its own, which ends where the GPU does not."""
+    config.need("split", "bwd")
+    code = f"import torch, limits; from harness import Config; limits.overlapping_sequences({config!r}); torch.cuda.synchronize()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent, timeout=120)
+
+
+@configs
+@pytest.mark.parametrize("budget", [1, 100_000, 2_000_000])
+def test_slices_of_a_call_have_its_bits(config: Config, budget: int) -> None:
+    """Of blocks of rows, of heads and of sequences."""
+    config.need("split")
+    draw = Draw(budget)
+    sequences = [draw.sequence(config, 200, 3000) for _ in range(3)]
+    with deterministic_mode(split_size=256), route("apart"):
+        expected = [dense(config, sequences, which) for which in range(3)]
+        with scratch(budget):
+            for which in range(3):
+                dense(config, sequences, which).assert_same(expected[which], f"in slices of {budget} bytes")
+
+
+def scratch_of(config: Config, batch: int, len_q: int, len_k: int, split_size: int) -> tuple[int, Rows]:
+    """Bytes that a call takes beside its results, and its rows."""
+    generator = Draw(len_k).generator
+
+    def normal(length: int, heads: int) -> torch.Tensor:
+        return torch.randn((batch, length, heads, config.head_dim), generator=generator, device="cuda", dtype=torch.float16)
+
+    q, k, v = normal(len_q, config.heads), normal(len_k, config.heads_k), normal(len_k, config.heads_k)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with deterministic_mode(split_size=split_size):
+        out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, **config.kwargs())
+    kept = torch.cuda.memory_allocated() - before
+    return torch.cuda.max_memory_allocated() - before - kept, Rows(out[0], lse[0])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_few_rows_on_a_million_keys_take_little_scratch(head_dim: int) -> None:
+    """Each chunk has a thread block: without slices, 12 GiB at head dim 128."""
+    config = Config(head_dim=head_dim, heads=32, heads_k=4)
+    config.need("split")
+    need_memory(2**34)
+    taken, rows = scratch_of(config, 1, 384, 2**20, 512)
+    keys_and_values = 2 * 2 * 2**20 * 4 * head_dim
+    assert 2**20 < taken <= keys_and_values // 8 + 2**20, f"{taken / 2**20:.0f} MiB"
+    with route("in one thread block"):
+        taken, alone = scratch_of(config, 1, 384, 2**20, 512)
+    assert taken <= 2**20
+    rows.assert_same(alone, "in slices against in one thread block")
+
+
+def test_prefill_takes_as_little_where_a_thread_block_has_no_room_to_fold() -> None:
+    """As GPUs with 99 KiB of shared memory a block from head dim 128 on; without slices, 8 GiB."""
+    config = Config(head_dim=128, heads=32, heads_k=8)
+    config.need("split")
+    need_memory(2**33)
+    with route("apart"):
+        taken, rows = scratch_of(config, 1, 32768, 32768, 2048)
+    assert 2**20 < taken <= 2**26 + 2**20, f"{taken / 2**20:.0f} MiB"
+    with route("in one thread block"):
+        _, alone = scratch_of(config, 1, 32768, 32768, 2048)
+    rows.assert_same(alone, "in slices against in one thread block")
