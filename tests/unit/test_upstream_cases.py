@@ -23,6 +23,8 @@ def deterministic_mode(enabled):
     ON.append(enabled)
     yield
     ON.pop()
+class flash_attn_interface:
+    flash_attn_gpu = None
 """
 KERNELS = sorted(f"{p}_hdim64_{dtype}{suffix}" for p in ("fwd", "split", "bwd") for dtype in ("fp16", "bf16") for suffix in ("", "_causal"))
 
@@ -85,13 +87,14 @@ def test_of_kernels_that_are_not_there(d, dtype):
 """
 
 
-def run(folder: Path, text: str) -> Any:
+def run(folder: Path, text: str, options: str = "") -> Any:
     for name in ("site", "left"):
         (folder / name).mkdir()
     (folder / "site/flash_attn.py").write_text(FAKE, encoding="utf-8")
     (folder / "test_flash_attn.py").write_text(text, encoding="utf-8")
     program = "import json, sys, upstream_cases as u; from pathlib import Path\n"
-    program += "found = u.run(Path('test_flash_attn.py').resolve(), u.Choice(9, frozenset(json.loads(sys.argv[1]))), Path('left'))\n"
+    choice = f"u.Choice(9, frozenset(json.loads(sys.argv[1])){options})"
+    program += f"found = u.run(Path('test_flash_attn.py').resolve(), {choice}, Path('left'))\n"
     program += "print(json.dumps([found, u.counts(found)]))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(["site", str(SUITE)])}
     command = [sys.executable, "-c", program, json.dumps(KERNELS)]
@@ -117,8 +120,49 @@ def test_each_case_runs_in_both_modes_and_what_came_of_it_is_told(tmp_path: Path
     assert list((tmp_path / "left").iterdir()) == []
 
 
+STOCK = "fwd = varlen_fwd = bwd = varlen_bwd = fwd_kvcache = 'upstream'"
+ON_STOCK = """
+import pytest, flash_attn
+
+@pytest.mark.parametrize("dtype", ["torch.float16"])
+@pytest.mark.parametrize("d", [59, 64])
+def test_whose_kernels(d, dtype):
+    assert flash_attn.flash_attn_interface.flash_attn_gpu.fwd == "upstream"
+    assert flash_attn.ON == []
+
+@pytest.mark.parametrize("dtype", ["torch.float16"])
+@pytest.mark.parametrize("d", [64])
+def test_other(d, dtype):
+    assert False
+"""
+
+
+def test_a_case_runs_on_stock_alone_where_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "stock.py").write_text(STOCK, encoding="utf-8")
+    only = "test_whose_kernels[d=64-dtype=float16]"
+    done = run(tmp_path, ON_STOCK, f", only=frozenset(['{only}']), stock=Path('stock.py')")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [{only: {"stock": "passed"}}, {"stock": {"passed": 1}}]
+
+
 @pytest.mark.parametrize(("text", "told"), [("import nothing_like_it", "ModuleNotFoundError"), ("", "pytest exited with 5")])
 def test_a_file_that_cannot_run_or_has_no_cases_is_an_error(tmp_path: Path, text: str, told: str) -> None:
     done = run(tmp_path, text)
     assert done.returncode == 1
     assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("of_case", "own"),
+    [
+        ({"off": "failed: assert 3 <= 2", "on": "failed: assert 3 <= 2", "stock": "failed: assert 3 <= 2"}, True),
+        ({"off": "failed: assert 3 <= 2", "on": "passed", "stock": "failed: assert 3 <= 2"}, True),
+        ({"off": "failed: assert 3 <= 2", "on": "failed: RuntimeError", "stock": "failed: assert 3 <= 2"}, False),
+        ({"off": "passed", "on": "failed: assert 3 <= 2", "stock": "failed: assert 3 <= 2"}, False),
+        ({"off": "failed: assert 3 <= 2", "on": "passed", "stock": "passed"}, False),
+        ({"off": "failed: assert 3 <= 2", "on": "passed", "stock": "failed: RuntimeError"}, False),
+        ({"off": "failed: assert 3 <= 2", "on": "passed"}, False),
+    ],
+)
+def test_a_case_is_upstreams_own_failure_if_stock_misses_its_bound_too(cases: ModuleType, of_case: dict[str, str], own: bool) -> None:
+    assert cases.is_upstreams_own(of_case) is own

@@ -30,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--proof", metavar="FILE", default=None, help="write the results here, as JSON")
     parser.addoption("--wheel", metavar="FILE", default=None, help="the wheel that is installed, for its sha256 in the proof")
     parser.addoption("--upstream", metavar="FILE", default=None, help="tests/test_flash_attn.py of upstream's release, to run cases of")
+    parser.addoption(
+        "--stock", metavar="FILE", default=None, help="upstream's kernels (nox -s build -- --stock), to run those of its cases on that fail"
+    )
     parser.addoption("--upstream-cases", metavar="N", type=int, default=40, help="how many of each of its tests (default: 40)")
 
 

@@ -2,11 +2,13 @@
 
 Upstream's file has a third of a million cases, hours of them. Of each of its tests as many as asked for are drawn, the
 same in every run, from those whose kernels the wheel has. Each runs with the mode off and on. Nothing else is left out:
-what upstream skips is counted with its reason.
+what upstream skips is counted with its reason. One that fails can be run on upstream's own kernels (``--stock``), to know
+whether it is this wheel's fault.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import itertools
 import json
@@ -17,6 +19,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,11 +45,30 @@ def any_whole(kernels: frozenset[str]) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cases: ``count`` of each test, of those that need ``kernels`` alone and have no sequence over ``longest``."""
+    """Which cases, and on what they run.
+
+    Attributes:
+        count: so many of each test,
+        kernels: of those that need these alone
+        longest: and have no sequence over that.
+        only: of these, the ones of these names; all where it is None.
+        stock: upstream's extension, on which they run; where it is None, on the wheel, with the mode off and on.
+    """
 
     count: int
     kernels: frozenset[str]
     longest: int = sys.maxsize
+    only: frozenset[str] | None = None
+    stock: Path | None = None
+
+    @property
+    def modes(self) -> list[str]:
+        """In which a case runs."""
+        return ["off", "on"] if self.stock is None else ["stock"]
+
+    def takes(self, name: str, parameters: dict[str, Any]) -> bool:
+        """Whether a drawn case of a test is run."""
+        return self.only is None or f"{name}[{spell(parameters)}]" in self.only
 
     def fits(self, parameters: dict[str, Any]) -> bool:
         """Whether a case may be drawn."""
@@ -76,6 +98,37 @@ def _axis(mark: pytest.Mark) -> tuple[tuple[str, ...], list[Any]]:
     return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names), list(values)
 
 
+class _Stock:
+    """Upstream's extension under the names by which the wheel's Python calls its own."""
+
+    def __init__(self, file: Path) -> None:
+        spec = importlib.util.spec_from_file_location(file.name.partition(".")[0], file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        self.fwd, self.varlen_fwd, self.bwd, self.varlen_bwd = module.fwd, module.varlen_fwd, module.bwd, module.varlen_bwd
+        self._cache = module.fwd_kvcache
+
+    def fork_fwd_kvcache(self, *arguments: Any) -> Any:
+        *arguments, mask, bias = arguments
+        assert mask is None
+        assert bias is None
+        return self._cache(*arguments)
+
+
+@contextmanager
+def on_stock(file: Path) -> Iterator[None]:
+    """Calls without a mask or a bias go to upstream's kernels."""
+    interface = flash_attn.flash_attn_interface
+    own = interface.flash_attn_gpu
+    interface.flash_attn_gpu = _Stock(file)
+    try:
+        yield
+    finally:
+        interface.flash_attn_gpu = own
+
+
 class Plugin:
     """Draws the cases of the file that pytest collects, runs each in every mode, and keeps what came of it."""
 
@@ -89,18 +142,26 @@ class Plugin:
         marks = [mark for mark in getattr(obj, "pytestmark", ()) if mark.name == "parametrize"]
         if not (inspect.isfunction(obj) and name.startswith("test") and marks):
             return None
-        cases = self.choice.draw(name, [_axis(mark) for mark in marks])
+        drawn = self.choice.draw(name, [_axis(mark) for mark in marks])
+        cases = [case for case in drawn if self.choice.takes(name, case)]
         if not cases:
             return []
         names = sorted(cases[0])
-        drawn = pytest.mark.parametrize(names, [tuple(case[n] for n in names) for case in cases], ids=[spell(case) for case in cases])
-        obj.pytestmark = [mark for mark in obj.pytestmark if mark.name != "parametrize"] + [drawn.mark]  # type: ignore[attr-defined]
+        own = pytest.mark.parametrize(names, [tuple(case[n] for n in names) for case in cases], ids=[spell(case) for case in cases])
+        obj.pytestmark = [mark for mark in obj.pytestmark if mark.name != "parametrize"] + [own.mark]  # type: ignore[attr-defined]
         return None
 
-    @pytest.fixture(autouse=True, params=["off", "on"])
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        metafunc.parametrize("fork_mode", self.choice.modes, indirect=True)
+
+    @pytest.fixture(autouse=True)
     def fork_mode(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        with flash_attn.deterministic_mode(enabled=request.param == "on"):
-            yield
+        if self.choice.stock is None:
+            with flash_attn.deterministic_mode(enabled=request.param == "on"):
+                yield
+        else:
+            with on_stock(self.choice.stock):
+                yield
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Function) -> Iterator[Any]:
@@ -127,7 +188,8 @@ class Plugin:
 def pytest_configure(config: pytest.Config) -> None:
     """Of the process that :func:`run` starts."""
     told = json.loads(os.environ["FORK_UPSTREAM_CASES"])
-    choice = Choice(told["count"], frozenset(told["kernels"]), told["longest"])
+    only, stock = told["only"], told["stock"]
+    choice = Choice(told["count"], frozenset(told["kernels"]), told["longest"], only and frozenset(only), stock and Path(stock))
     config.pluginmanager.register(Plugin(choice, Path(told["target"])), "fork-upstream-cases")
 
 
@@ -143,7 +205,14 @@ def run(file: Path, choice: Choice, folder: Path) -> Outcomes:
         RuntimeError: the process came to no end of its own, or ran nothing.
     """
     file, target = file.resolve(), folder.resolve() / "outcomes.json"  # the process runs elsewhere
-    told = {"count": choice.count, "kernels": sorted(choice.kernels), "longest": choice.longest, "target": str(target)}
+    told = {
+        "count": choice.count,
+        "kernels": sorted(choice.kernels),
+        "longest": choice.longest,
+        "only": None if choice.only is None else sorted(choice.only),
+        "stock": None if choice.stock is None else str(choice.stock.resolve()),
+        "target": str(target),
+    }
     path = [str(Path(part).resolve()) for part in (*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), Path(__file__).parent)]
     env = {**os.environ, "FORK_UPSTREAM_CASES": json.dumps(told), "PYTHONPATH": os.pathsep.join(path)}
     command = [sys.executable, "-m", "pytest", str(file), "-p", "upstream_cases", "-c", os.devnull, f"--rootdir={file.parent}"]
@@ -163,6 +232,12 @@ def counts(outcomes: Outcomes) -> dict[str, dict[str, int]]:
         for mode, outcome in of_case.items():
             found.setdefault(mode, Counter())["failed" if outcome.startswith("failed") else outcome] += 1
     return {mode: dict(sorted(of_mode.items())) for mode, of_mode in found.items()}
+
+
+def is_upstreams_own(of_case: dict[str, str]) -> bool:
+    """Whether a case that failed misses a bound on stock too, and with the mode off; and with it on misses a bound, if it fails."""
+    missed = {mode: outcome.startswith("failed: assert") for mode, outcome in of_case.items()}
+    return missed.get("stock", False) and missed["off"] and (missed["on"] or of_case["on"] == "passed")
 
 
 def failures(outcomes: Outcomes) -> Outcomes:
