@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import architectures, bench, build, compare, console, emulator, maintain, upstream, verify, wheel
-from scripts.errors import BuildError, NotVerified
+from scripts import architectures, bench, build, compare, emulator, maintain, upstream, verify, wheel
+from scripts.base import console, layout
+from scripts.base.errors import BuildError, NotVerified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-ROOT = maintain.ROOT
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -62,11 +61,11 @@ def _verify(options: argparse.Namespace) -> None:
         console.done(f"{options.write_upstream_tests} written.")
         return
     waiting: BuildError | None = None
-    for path in options.wheels or verify.wheels_in(ROOT / "dist"):
+    for path in options.wheels or verify.wheels_in(layout.DIST):
         try:
-            origin = verify.check_series(verify.facts_of(path), ROOT, maintain.cache())
+            origin = verify.check_series(verify.facts_of(path), layout.ROOT, layout.cache("sdist"))
             console.note(f"{path.name}: its series is that of {origin.where}")
-            verify.verify(path, origin.checkout, ROOT / "tests/wheel", ROOT / "build", options.pytest)
+            verify.verify(path, origin.checkout, layout.ROOT / "tests/wheel", layout.BUILD, options.pytest)
         except BuildError as e:
             console.error(str(e))
             # A failure outweighs a wheel that could not be proved.

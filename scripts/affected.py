@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from scripts.git import Repository
+    from scripts.base.git import Repository
     from scripts.matrix import Kernel
     from scripts.series import Patch
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from elftools.elf.elffile import ELFFile
 from rich.table import Table
 
-from scripts import build, console, kernels, maintain, matrix, toolchain
-from scripts.errors import CompileError, UsageError
+from scripts import build, kernels, maintain, matrix, toolchain
+from scripts.base import console, layout
+from scripts.base.errors import CompileError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -122,7 +123,7 @@ def check(applied: Tree, tools: toolchain.Toolchain, wanted: Sequence[Kernel], s
         for way in (shared_ptx, {}):
             flavour = replace(kernels.FORK, code=tuple(kernels.gencode(both, way)))
             # The compile cache may not be able to keep the first of the two.
-            plan = kernels.Plan(applied, replace(tools, sccache=None), tuple(wanted), both, maintain.BUILD, flavour, way)
+            plan = kernels.Plan(applied, replace(tools, sccache=None), tuple(wanted), both, layout.BUILD, flavour, way)
             console.step(f"{len(wanted)} kernel files, PTX for {', '.join('compute_' + a for a in kernels.front_halves(both, way))}")
             work.append((plan, kernels.kernel_units(plan)))
         kernels.compile_together(work, None)
@@ -142,7 +143,7 @@ def _run(options: argparse.Namespace) -> None:
     if wrong := [a for base, others in asked.items() for a in others if int(a) <= int(base)]:
         raise UsageError(f"{', '.join(wrong)}: no later than the PTX that they would be made from (--ptx).")
     _, applied = maintain.apply(loaded, options.source)
-    tools = toolchain.assemble(target, None, maintain.BUILD, cache=True)
+    tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
     found = check(applied, tools, options.kernels or target.kernels, asked)
     table = Table("kernel file", "machine code", "from the PTX of", "kernels", "differ")
     for c in found:

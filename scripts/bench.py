@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, cast
 from ninja import ninja_syntax
 from rich.table import Table
 
-from scripts import build, console, kernels, maintain, matrix, metered, speed, toolchain, tree, upstream, wheel
-from scripts.errors import CompileError, UsageError
-from scripts.git import Repository
-from scripts.process import last_lines, quoted, run
+from scripts import build, kernels, maintain, matrix, metered, speed, toolchain, tree, upstream, wheel
+from scripts.base import console, layout
+from scripts.base.errors import CompileError, UsageError
+from scripts.base.git import Repository
+from scripts.base.process import last_lines, quoted, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -312,7 +313,7 @@ def _upstreams(plan: kernels.Plan, units: Sequence[kernels.Unit], checkout: upst
 def _folder(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain) -> Path:
     """Where one choice is measured, so that the same command goes on after an interruption."""
     parts = (job, loaded.upstream, tools.toolkit, tools.cxx, tools.cxx_version, tools.environment.torch, tools.environment.site)
-    return maintain.BUILD / "bench" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return layout.BUILD / "bench" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, options: argparse.Namespace, folder: Path) -> tuple[Ours, Side]:
@@ -385,7 +386,7 @@ def _bench_build(options: argparse.Namespace) -> None:
         raise UsageError(f"upstream's setup.py knows no compute capability {', '.join(unknown)}; it has {', '.join(_ARCHITECTURES)}.")
     wanted = options.kernels or matrix.parse_kernels(_KERNELS)
     job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
-    tools = toolchain.assemble(target, job.python, maintain.BUILD, cache=False)
+    tools = toolchain.assemble(target, job.python, layout.BUILD, cache=False)
     folder = _folder(loaded, job, tools)
     ours, theirs = _compare(loaded, job, tools, options, folder)
     found = lines(ours, theirs)

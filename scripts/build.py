@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from scripts import console, containers, kernels, maintain, matrix, toolchain, upstream, wheel, workflow
-from scripts.errors import BuildError, UpstreamError, UsageError, WheelError
-from scripts.process import last_lines
+from scripts import containers, kernels, maintain, matrix, toolchain, upstream, wheel, workflow
+from scripts.base import console, layout
+from scripts.base.errors import BuildError, UpstreamError, UsageError, WheelError
+from scripts.base.process import last_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = maintain.ROOT
 
 
 class _Once(argparse.Action):
@@ -125,7 +124,7 @@ class Place:
 
 
 def _toolchain(job: Job, python: str | None, *, cache: bool) -> toolchain.Toolchain:
-    tools = toolchain.assemble(job.target, python, maintain.BUILD, cache=cache)
+    tools = toolchain.assemble(job.target, python, layout.BUILD, cache=cache)
     console.note(f"nvcc {tools.toolkit.version}: {tools.toolkit.why}")
     console.note(f"C++ compiler {tools.cxx}: {tools.cxx_version}")
     return tools
@@ -144,7 +143,7 @@ def _kernels_only(loaded: matrix.Matrix, job: Job, options: argparse.Namespace) 
     _, applied = maintain.apply(loaded, options.source)
     console.step(f"Toolchain for the kernels of {job.target.name}")
     plan = kernels.Plan(
-        applied, _toolchain(job, None, cache=not options.no_cache), job.kernels, job.architectures, maintain.BUILD, shared_ptx=loaded.shared_ptx
+        applied, _toolchain(job, None, cache=not options.no_cache), job.kernels, job.architectures, layout.BUILD, shared_ptx=loaded.shared_ptx
     )
     console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}")
     done = _compile(plan, kernels.kernel_units(plan), options.jobs)
@@ -178,7 +177,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: argparse.Namespace, plac
         path.with_suffix(".part").replace(path)
     else:
         facts = wheel.provenance(loaded, job.target, patches, plan)
-        path = wheel.pack(loaded, job.target, plan, extension, facts, notice=ROOT / "NOTICE", dist=out)
+        path = wheel.pack(loaded, job.target, plan, extension, facts, notice=layout.ROOT / "NOTICE", dist=out)
     content = path.read_bytes()
     built = Built(path, len(content), hashlib.sha256(content).hexdigest(), time.monotonic() - started, compiled)
     console.done(f"{path}  {built.size / 1e6:.1f} MB  {console.duration(built.seconds)}")
@@ -206,7 +205,7 @@ def _rebuild(loaded: matrix.Matrix, job: Job, options: argparse.Namespace, built
 
     Torch's environment alone is shared: pip made it, we do not. An interrupted check keeps what it compiled for the next.
     """
-    folder = maintain.BUILD / "check-reproducible"
+    folder = layout.BUILD / "check-reproducible"
     console.step(f"Building again from nothing, in {folder}")
     with _other_settings():
         again = build_one(loaded, job, options, Place(folder, folder / "dist", cache=False))
@@ -258,10 +257,10 @@ def _jobs(loaded: matrix.Matrix, options: argparse.Namespace) -> list[Job]:
 
 def _made(loaded: matrix.Matrix, job: Job) -> set[matrix.Kernel]:
     """The kernels of a job whose objects are there."""
-    applied, tools = maintain.standing(loaded), toolchain.present(job.target, maintain.BUILD)
+    applied, tools = maintain.standing(loaded), toolchain.present(job.target, layout.BUILD)
     if applied is None or tools is None:
         return set()
-    units = kernels.kernel_units(kernels.Plan(applied, tools, job.kernels, job.architectures, maintain.BUILD, shared_ptx=loaded.shared_ptx))
+    units = kernels.kernel_units(kernels.Plan(applied, tools, job.kernels, job.architectures, layout.BUILD, shared_ptx=loaded.shared_ptx))
     return {k for k in job.kernels if any(unit.target.stem == k.name and unit.target.exists() for unit in units)}
 
 
@@ -308,7 +307,7 @@ def _summary(jobs: list[Job], results: list[Built | BuildError]) -> None:
 
 def _build_all(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> list[Built | BuildError]:
     """Build one after the other; a failure stops no other. A single one raises it."""
-    place = Place(maintain.BUILD, options.out.resolve(), not options.no_cache)
+    place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
 
     def build(job: Job) -> Built:
         built = build_one(loaded, job, options, place)
@@ -344,7 +343,7 @@ def _in_containers(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Nam
             if image is None:
                 raise UsageError(f"[images] of {loaded.path.name} has none for CUDA {first.target.cuda}; name one with --image.")
             request = containers.Request(first.target, tuple(job.python for job in group), tuple(words), image)
-            for path in containers.build(request, ROOT, maintain.BUILD / "containers", options.out.resolve()):
+            for path in containers.build(request, layout.ROOT, layout.BUILD / "containers", options.out.resolve()):
                 console.done(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
                 console.note(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
         except BuildError as e:
@@ -359,10 +358,10 @@ def _matrix(options: argparse.Namespace) -> None:
     if not (options.github or options.check):
         _list(loaded)
     elif options.check:
-        workflow.check(ROOT, workflow.render(loaded))
+        workflow.check(layout.ROOT, workflow.render(loaded))
         console.done(f"{workflow.PATH} is what {loaded.path.name} says.")
     else:
-        written = workflow.write(ROOT, workflow.render(loaded))
+        written = workflow.write(layout.ROOT, workflow.render(loaded))
         console.done(f"{workflow.PATH} written." if written else f"{workflow.PATH} was up to date.")
 
 
@@ -371,13 +370,13 @@ def _image(options: argparse.Namespace) -> None:
         toolchain.find_python(version) for version in (matrix.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13"))
     ]
     console.done(
-        f"{containers.make_image(interpreters, maintain.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME"
+        f"{containers.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME"
     )
 
 
 def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
     """Options that do not go together."""
-    if options.source is upstream.Source.GIT and (unusable := upstream.submodule_state(loaded.upstream, ROOT / "upstream")):
+    if options.source is upstream.Source.GIT and (unusable := upstream.submodule_state(loaded.upstream, layout.UPSTREAM)):
         raise UpstreamError(f"--source git: {unusable}.")
     if options.stock and len(jobs) > 1:
         raise UsageError("--stock makes one file whatever the target; choose one target and one Python.")
@@ -402,7 +401,7 @@ def _build(options: argparse.Namespace) -> None:
         for name in sorted({k.source for job in jobs for k in job.kernels}):
             console.note(name)
         return
-    free = shutil.disk_usage(ROOT).free
+    free = shutil.disk_usage(layout.ROOT).free
     if free < 8e9:
         console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 8 GB, most of it for torch.")
     if options.containers:
@@ -456,7 +455,7 @@ def add_command(commands: Any) -> None:
     )
     build.add_argument("--containers", action="store_true", help="build through cibuildwheel, in a container per target: manylinux wheels")
     build.add_argument("--image", action=_Once, metavar="NAME", help="with --containers: the image (default: [images] of wheel_matrix.toml)")
-    build.add_argument("--out", action=_Once, metavar="DIR", type=_folder, default=ROOT / "dist", help="where wheels go (default: dist/)")
+    build.add_argument("--out", action=_Once, metavar="DIR", type=_folder, default=layout.DIST, help="where wheels go (default: dist/)")
     build.add_argument(
         "--check-reproducible", action="store_true", help="build each once more, from nothing and elsewhere, and compare byte for byte"
     )

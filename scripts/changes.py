@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripts import files
-from scripts.errors import SeriesError
+from scripts.base import files
+from scripts.base.errors import SeriesError
 
 if TYPE_CHECKING:
     from pathlib import Path

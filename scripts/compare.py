@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from elftools.elf.sections import SymbolTableSection
 from rich.table import Table
 
-from scripts import architectures, build, console, kernels, maintain, matrix, series, toolchain
-from scripts.errors import CompileError, UsageError
+from scripts import architectures, build, kernels, maintain, matrix, series, toolchain
+from scripts.base import console, layout
+from scripts.base.errors import CompileError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -148,16 +149,16 @@ def compiled(
     sources: Sequence[tuple[Tree, tuple[matrix.Kernel, ...]]], architecture: str, jobs: int | None = None
 ) -> list[dict[str, dict[str, Code]]]:
     """Of each tree, by kernel file: the kernels, by their mangled names. With the default target's compiler, and the compile cache."""
-    tools = toolchain.assemble(maintain.load().default(), None, maintain.BUILD, cache=True)
+    tools = toolchain.assemble(maintain.load().default(), None, layout.BUILD, cache=True)
     flavour = replace(kernels.FORK, code=tuple(kernels.gencode((architecture,), {})))  # not packed
-    plans = [kernels.Plan(applied, tools, wanted, (architecture,), maintain.BUILD, flavour) for applied, wanted in sources]
+    plans = [kernels.Plan(applied, tools, wanted, (architecture,), layout.BUILD, flavour) for applied, wanted in sources]
     work = [(plan, kernels.kernel_units(plan)) for plan in plans]
     kernels.compile_together(work, jobs)
     return [{unit.target.stem: read(unit.target, architecture) for unit in units} for _, units in work]
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded, whole = maintain.load(), series.read(maintain.PATCHES)
+    loaded, whole = maintain.load(), series.read(layout.PATCHES)
     first = whole.named(options.patch) if options.patch else len(whole.patches) - 1
     last = whole.named(options.through) if options.through else first
     if last < first:
@@ -165,8 +166,8 @@ def _run(options: argparse.Namespace) -> None:
     if fault := matrix.too_early(loaded.default().cuda, (options.arch,)):
         raise UsageError(f"--arch: {fault}.")
     trees = []
-    maintain.BUILD.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=maintain.BUILD, prefix="compare-") as folder:
+    layout.BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=layout.BUILD, prefix="compare-") as folder:
         for count in (first, last + 1):
             _, applied = maintain.apply(loaded, options.source, Path(folder) / str(count), count=count)
             if not (applied.root / "csrc/flash_attn/src/fork_runtime.h").exists():

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 import tomlkit
 
-from scripts import console, files, wheel
-from scripts.errors import ToolchainError, WheelError
-from scripts.git import Repository
-from scripts.process import quoted, run
+from scripts import wheel
+from scripts.base import console, files, layout
+from scripts.base.errors import ToolchainError, WheelError
+from scripts.base.git import Repository
+from scripts.base.process import quoted, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,7 +159,7 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
         "cibuildwheel": {
             "build": [f"cp{p.replace('.', '')}-manylinux_x86_64" for p in request.pythons],
             "archs": ["x86_64"],
-            "container-engine": {"name": engine.name, "disable-host-mount": True, "create-args": [f"--volume={files.cache('containers')}:{_CACHE}"]},
+            "container-engine": {"name": engine.name, "disable-host-mount": True, "create-args": [f"--volume={layout.cache('containers')}:{_CACHE}"]},
             "manylinux-x86_64-image": request.image,
             "environment": {"FA2_BUILD": quoted(request.options), "XDG_CACHE_HOME": _CACHE},
             "environment-pass": list(_ENVIRONMENT),
@@ -224,7 +225,7 @@ def build(request: Request, root: Path, folder: Path, out: Path) -> list[Path]:
     requirements = tomlkit.parse((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     config, wheels, log = work / "cibuildwheel.toml", work / "wheels", work / "cibuildwheel.log"
     files.write(config, configuration(request, engine, list(requirements), sys.executable))
-    files.cache("containers").mkdir(parents=True, exist_ok=True)
+    layout.cache("containers").mkdir(parents=True, exist_ok=True)
     shutil.rmtree(wheels, ignore_errors=True)
     command = [*engine.wrapper, sys.executable, "-c", _CIBUILDWHEEL, "--platform", "linux", "--config-file", config, "--output-dir", wheels, package]
     if request.image.startswith("localhost/") and podman(engine, "image", "exists", request.image) != 0:

@@ -20,10 +20,10 @@ import httpx2
 from debian.arfile import ArError
 from debian.debfile import DebError, DebFile
 
-from scripts.errors import ToolchainError
-from scripts.fetch import OtherContentError, fetch
-from scripts.process import run
-from scripts.upstream import PipConfig
+from scripts.base import pip
+from scripts.base.errors import ToolchainError
+from scripts.base.fetch import OtherContentError, fetch
+from scripts.base.process import run
 
 if TYPE_CHECKING:
     from scripts.matrix import Assembled
@@ -107,9 +107,8 @@ def mirror() -> str:
 def _headers(requirements: tuple[str, ...], toolkit: Path, aside: Path, log: Path) -> None:
     """Install packages of the index and gather their ``include`` folders in the toolkit's."""
     site = aside / "headers"
-    command: list[str | Path] = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", "--no-deps"]
-    hint = "Check the network and pip's configuration (pip config list)."
-    run([*command, "--target", site, *requirements], error=ToolchainError, what="could not install CUDA's headers", hint=hint, log=log)
+    command = pip.installing(sys.executable, "--no-deps", "--target", site, *requirements)
+    run(command, error=ToolchainError, what="could not install CUDA's headers", hint=pip.HINT, log=log)
     for folder in sorted(site.glob("nvidia/*/include")):
         shutil.copytree(folder, toolkit / "include", dirs_exist_ok=True)
     if not (toolkit / "include/cuda_runtime.h").is_file():
@@ -127,7 +126,7 @@ def assemble(wanted: Assembled, folder: Path, log: Path) -> None:
         aside = Path(name)
         package = aside / PurePosixPath(wanted.package).name
         try:
-            with PipConfig.read().client() as client:
+            with pip.PipConfig.read().client() as client:
                 fetch(client, url, package, wanted.sha256)
         except OtherContentError as e:
             raise ToolchainError(f"{url} has sha256 {e.digest}, [toolkits] of wheel_matrix.toml says {wanted.sha256}. It was not kept.") from e

@@ -17,10 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import build, console, kernels, maintain, toolchain, upstream, verify
-from scripts.errors import CompileError, ToolchainError, VerifyError
+from scripts import build, kernels, maintain, toolchain, upstream, verify
+from scripts.base import console, layout, pip
+from scripts.base.errors import CompileError, ToolchainError, VerifyError
+from scripts.base.process import run
 from scripts.matrix import ARCHITECTURES
-from scripts.process import run
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from scripts.matrix import Kernel
     from scripts.tree import Tree
 
-SUITE = maintain.ROOT / "tests/emulator"
+SUITE = layout.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
 FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim", code=("-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"))
 _SOURCES = ("allocator", "decode", "machine", "runtime")
@@ -69,19 +70,8 @@ def _tools_for_tests(env: toolchain.Environment, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as aside:
             target = f"{aside}/site"
-            command: list[str | Path] = [
-                env.python,
-                "-m",
-                "pip",
-                "install",
-                "--disable-pip-version-check",
-                "--progress-bar=off",
-                "--no-deps",
-                "--target",
-                target,
-            ]
-            hint = "Check the network and pip's configuration (pip config list)."
-            run([*command, *wanted], error=ToolchainError, what="could not install pytest and hypothesis", hint=hint)
+            command = pip.installing(env.python, "--no-deps", "--target", target, *wanted)
+            run(command, error=ToolchainError, what="could not install pytest and hypothesis", hint=pip.HINT)
             shutil.move(target, place)
     return place
 
@@ -96,10 +86,10 @@ def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...
         CompileError: a compiler failed.
     """
     env = tools.environment
-    plan = kernels.Plan(applied, tools, wanted, (arch,), maintain.BUILD, FLAVOUR)
+    plan = kernels.Plan(applied, tools, wanted, (arch,), layout.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
     compiled = kernels.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
-    folder = maintain.BUILD / "emulator"
+    folder = layout.BUILD / "emulator"
     objects = [*compiled.objects, *interpreter(tools, folder)]
     name = hashlib.sha256(repr([str(path) for path in objects] + [applied.commit]).encode()).hexdigest()[:16]
     site = folder / f"package-{name}"
@@ -122,13 +112,13 @@ def _run(options: argparse.Namespace) -> None:
     target = loaded.default()
     python = toolchain.check_python(target, options.python)
     _, applied = maintain.apply(loaded, options.source)
-    own = maintain.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
+    own = layout.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
     own.parent.mkdir(parents=True, exist_ok=True)
-    verify.write_upstream_tests(upstream.find(loaded.upstream, maintain.ROOT / "upstream", maintain.cache(), options.source), own)
+    verify.write_upstream_tests(upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), options.source), own)
     console.step(f"Toolchain for {target.name}, Python {python}")
-    tools = toolchain.assemble(target, python, maintain.BUILD, cache=True)
+    tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.arch, options.jobs)
-    path = os.pathsep.join(map(str, [*folders, maintain.ROOT / "tests/wheel"]))
+    path = os.pathsep.join(map(str, [*folders, layout.ROOT / "tests/wheel"]))
     # What torch computes is small: with a thread a core in each process, threads would spend their time waiting for each other.
     env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own), "FORK_EMULATED_GPU": options.arch, "OMP_NUM_THREADS": "1"}
     command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]

@@ -23,9 +23,10 @@ from elftools.elf.sections import SymbolTableSection
 from pygments.lexers import CudaLexer, PythonLexer
 from pygments.token import Comment, String
 
-from scripts.errors import GuardError, SeriesError
-from scripts.git import Repository
-from scripts.process import last_lines
+from scripts.base import layout
+from scripts.base.errors import GuardError, SeriesError
+from scripts.base.git import Repository
+from scripts.base.process import last_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,6 @@ KINDS = (
     "'symbol NAME in FILE', 'macro NAME in FILE', 'signature [N x] CODE in FILE' (N times or more), "
     "'compiled NAME in FILE' (of its object's symbols) or 'test tests/guards/FILE.py::NAME'"
 )
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def parse(text: str) -> Guard:
         ValueError: it is none of ``KINDS``.
     """
     if match := re.fullmatch(r"test (tests/guards/\w+\.py)::([\w\[\]-]+)", text):
-        if not (_ROOT / match[1]).is_file():
+        if not (layout.ROOT / match[1]).is_file():
             raise ValueError(f"there is no {match[1]}")
         return Guard("test", match[2], match[1])
     if match := re.fullmatch(r"(symbol|macro|compiled) (\w+) in (\S+)", text):
@@ -181,9 +181,9 @@ def check_test(guard: Guard, repository: Repository, commit: str) -> bool:
     """
     with tempfile.TemporaryDirectory(prefix="fa2-guard-") as folder:
         _extract(repository, commit, [n for n in repository.files(commit) if not n.startswith("csrc/cutlass/")], Path(folder) / "tree")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={_ROOT}", "-c", os.devnull]
-        command += [f"{_ROOT / guard.path}::{guard.what}", f"--tree={Path(folder) / 'tree'}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_ROOT)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={layout.ROOT}", "-c", os.devnull]
+        command += [f"{layout.ROOT / guard.path}::{guard.what}", f"--tree={Path(folder) / 'tree'}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=layout.ROOT)
     if done.returncode not in (0, 1):
         raise GuardError(f"guard {guard}: pytest exited with {done.returncode}.\n{last_lines(done.stdout + done.stderr)}")
     return done.returncode == 0

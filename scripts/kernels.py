@@ -25,10 +25,10 @@ import psutil
 from ninja import ninja_syntax
 from packaging.version import Version
 
-from scripts import console, files
-from scripts.errors import CompileError
+from scripts.base import console, files, layout
+from scripts.base.errors import CompileError
+from scripts.base.process import last_lines, quoted, run
 from scripts.matrix import ARCHITECTURES, Pass
-from scripts.process import last_lines, quoted, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -270,7 +270,7 @@ def _staged(source: Path) -> Path:
     nvcc hands a file's real path to each of its steps, and the compile cache takes it into the key.
     """
     text = source.read_text(encoding="utf-8")
-    path = files.cache("units") / hashlib.sha256(text.encode()).hexdigest()[:16] / source.name
+    path = layout.cache("units") / hashlib.sha256(text.encode()).hexdigest()[:16] / source.name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{os.getpid()}-{path.name}")  # another build may write the same
@@ -457,7 +457,7 @@ def _check_cache(stats: _CacheStats, tools: Toolchain, units: Sequence[Unit]) ->
         )
     # With compilers elsewhere, or another sccache, it misses rightly.
     place = _digest(stats.location, stats.version, tools.toolkit.nvcc, tools.cxx)
-    marks = [files.cache("compiled") / place / f"{unit.key}-{unit.target.stem}" for unit in units if unit.key and unit.rule == "nvcc"]
+    marks = [layout.cache("compiled") / place / f"{unit.key}-{unit.target.stem}" for unit in units if unit.key and unit.rule == "nvcc"]
     seen = [mark.stat().st_mtime for mark in marks if mark.exists()]
     for mark in marks:
         mark.parent.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,9 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from scripts import git, guards, series, upstream
-from scripts.errors import SeriesError
+from scripts import guards, series, upstream
+from scripts.base import git
+from scripts.base.errors import SeriesError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,26 +12,10 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 from rich.table import Table
 
-from scripts import (
-    affected,
-    changes,
-    console,
-    files,
-    guards,
-    kernels,
-    lint,
-    matrix,
-    move,
-    releases,
-    series,
-    steps,
-    timings,
-    toolchain,
-    tree,
-    upstream,
-)
-from scripts.errors import SeriesError, UpstreamError, UsageError
-from scripts.git import Repository
+from scripts import affected, changes, guards, kernels, lint, matrix, move, releases, series, steps, timings, toolchain, tree, upstream
+from scripts.base import console, files, layout
+from scripts.base.errors import SeriesError, UpstreamError, UsageError
+from scripts.base.git import Repository
 from scripts.rebase import Rebase, Report
 
 if TYPE_CHECKING:
@@ -39,40 +23,32 @@ if TYPE_CHECKING:
 
     from scripts.move import Move
 
-ROOT = Path(__file__).resolve().parent.parent
-PATCHES, SOURCE, BUILD = ROOT / "patches", ROOT / "build/source", ROOT / "build"
-
-
-def cache() -> Path:
-    """Where sdists are kept."""
-    return files.cache("sdist")
-
 
 def load() -> matrix.Matrix:
     """The matrix of this repository."""
-    return matrix.load(ROOT / "wheel_matrix.toml")
+    return matrix.load(layout.MATRIX)
 
 
 def find(loaded: matrix.Matrix, source: upstream.Source) -> upstream.Checkout:
     """The pinned source, telling where it comes from."""
     console.step(f"Upstream {loaded.upstream.version}")
-    checkout = upstream.find(loaded.upstream, ROOT / "upstream", cache(), source)
+    checkout = upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), source)
     console.note(f"from {checkout.source.value}: {checkout.why}")
     return checkout
 
 
 def apply(
-    loaded: matrix.Matrix, source: upstream.Source, root: Path = SOURCE, *, count: int | None = None, reset: bool = False
+    loaded: matrix.Matrix, source: upstream.Source, root: Path = layout.SOURCE, *, count: int | None = None, reset: bool = False
 ) -> tuple[series.Series, tree.Tree]:
     """Apply the series, or its first patches, telling what is done."""
-    whole = series.read(PATCHES)
+    whole = series.read(layout.PATCHES)
     patches = whole if count is None else whole.upto(count)
     checkout = find(loaded, source)
     part = "" if patches == whole else f"the first {len(patches.patches)} of "
     console.step(f"Patches: {part}{len(whole.patches)}")
-    if Rebase(ROOT, BUILD / "rebase").under_way:
+    if Rebase(layout.ROOT, layout.BUILD / "rebase").under_way:
         console.warn("a rebase is under way in build/rebase (nox -s rebase -- --continue, or --abort).")
-    with files.in_turn(BUILD / files.SERIES_LOCK, "is working on the series"):
+    with files.in_turn(layout.BUILD / files.SERIES_LOCK, "is working on the series"):
         applied = tree.apply(patches, loaded.upstream, checkout, root, of=len(whole.patches), reset=reset)
     console.note(f"commit {applied.commit}, digest {applied.digest[:16]}…, in {applied.root}")
     return patches, applied
@@ -80,19 +56,19 @@ def apply(
 
 def standing(loaded: matrix.Matrix) -> tree.Tree | None:
     """build/source, where it is the series as patches/ has it."""
-    return tree.reusable(series.read(PATCHES), loaded.upstream, SOURCE)
+    return tree.reusable(series.read(layout.PATCHES), loaded.upstream, layout.SOURCE)
 
 
 @contextmanager
 def view(source: upstream.Source) -> Iterator[tuple[series.Series, tree.Tree]]:
     """The series as commits, to look at: build/source where it is just that, else a tree that goes again. Nobody's work is touched."""
-    loaded, patches = load(), series.read(PATCHES)
+    loaded, patches = load(), series.read(layout.PATCHES)
     if (there := standing(loaded)) is not None:
         yield patches, there
         return
     checkout = find(loaded, source)
-    (BUILD / "tmp").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD / "tmp", prefix="view-") as folder:
+    (layout.BUILD / "tmp").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=layout.BUILD / "tmp", prefix="view-") as folder:
         yield patches, tree.apply(patches, loaded.upstream, checkout, Path(folder) / "source")
 
 
@@ -121,7 +97,7 @@ def _command(text: str) -> str:
 
 
 def _count(text: str | None) -> int | None:
-    return None if text is None else series.read(PATCHES).named(text) + 1
+    return None if text is None else series.read(layout.PATCHES).named(text) + 1
 
 
 def _apply(options: argparse.Namespace) -> None:
@@ -137,12 +113,12 @@ def _files(done: tree.Exported | Report) -> str:
 
 
 def _export(options: argparse.Namespace) -> None:
-    if options.check and not SOURCE.exists():
+    if options.check and not layout.SOURCE.exists():
         apply(load(), upstream.Source.AUTO)
-    if not options.check and Rebase(ROOT, BUILD / "rebase").under_way:
+    if not options.check and Rebase(layout.ROOT, layout.BUILD / "rebase").under_way:
         raise UsageError("a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) or drop it (--abort) first.")
-    with files.alone(BUILD):
-        done = tree.export(SOURCE, PATCHES, check=options.check)
+    with files.alone(layout.BUILD):
+        done = tree.export(layout.SOURCE, layout.PATCHES, check=options.check)
     written = _files(done)
     console.done(f"{written}. Next: nox -s lint, nox -s guards, nox -s changes." if written else "patches/ is what build/source says.")
     if options.json:
@@ -157,7 +133,7 @@ def _reach(options: argparse.Namespace) -> None:
         patch = patches.patches[place]
         repository = Repository(applied.root, SeriesError)
         commit = repository.commits(applied.base, applied.commit)[place]
-        found = affected.reach(repository, applied.base, commit, patch, ROOT)
+        found = affected.reach(repository, applied.base, commit, patch, layout.ROOT)
     words = ",".join(matrix.spell_kernels(found.kernels)) if found.kernels else ""
     by_target = {target.name: [k.name for k in target.kernels if k in found.kernels] for target in loaded.targets}
     if options.json:
@@ -232,7 +208,7 @@ def _lint(options: argparse.Namespace) -> None:
     if options.json:
         console.result([{"path": str(p.path), "line": p.line, "text": p.text} for p in problems])
     if problems:
-        listed = "\n".join(str(p).removeprefix(f"{ROOT}/") for p in problems)
+        listed = "\n".join(str(p).removeprefix(f"{layout.ROOT}/") for p in problems)
         raise SeriesError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the series:\n{listed}")
     console.done("The series is well-formed.")
 
@@ -241,7 +217,7 @@ def _compile(root: Path, path: str) -> Path:
     """Compile one file of a tree as the default target does; its object."""
     target = load().default()
     rule = "nvcc" if path.endswith(".cu") else "cxx"
-    tools = toolchain.assemble(target, toolchain.check_python(target, None) if rule == "cxx" else None, BUILD, cache=True)
+    tools = toolchain.assemble(target, toolchain.check_python(target, None) if rule == "cxx" else None, layout.BUILD, cache=True)
     plan = kernels.Plan(tree.Tree(root, "", "", "", "", ""), tools, target.kernels, target.architectures, root.parent / "build")
     unit = kernels.Unit(path, plan.build / "guard.o", rule, 200, 6.5e9)
     return kernels.compile_units(plan, [unit], 1).objects[0]
@@ -264,16 +240,16 @@ def _guards(options: argparse.Namespace) -> None:
 def _forecast(options: argparse.Namespace) -> None:
     if options.markdown and options.json:
         raise UsageError("--markdown and --json: choose one.")
-    loaded, patches = load(), series.read(PATCHES)
+    loaded, patches = load(), series.read(layout.PATCHES)
     checkout = find(loaded, options.source)
     asked = options.versions or list(loaded.releases)
-    git = Repository(ROOT / "upstream", UpstreamError)
+    git = Repository(layout.UPSTREAM, UpstreamError)
     has_git = git.is_top_level()
     found: dict[str, list[Move]] = {}
-    to_try = [releases.find(loaded, name, ROOT / "upstream", cache(), options.source) for name in asked]
+    to_try = [releases.find(loaded, name, layout.UPSTREAM, layout.cache("sdist"), options.source) for name in asked]
     for release in {r.name: r for r in to_try}.values():  # 'latest' may be one that was named
         console.step(f"Forecast for {release.name} ({release.how})")
-        found[release.name] = move.run_forecast(BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None)
+        found[release.name] = move.run_forecast(layout.BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None)
     if options.json:
         as_data = {n: [{"patch": m.patch, "outcome": m.outcome.value, "evidence": m.evidence} for m in moves] for n, moves in found.items()}
         console.result({"from": loaded.upstream.version, "releases": as_data})
@@ -299,14 +275,14 @@ def _markdown(patches: series.Series, found: dict[str, list[Move]]) -> str:
 
 
 def _rebase(options: argparse.Namespace) -> None:
-    rebase = Rebase(ROOT, BUILD / "rebase", _compile)
+    rebase = Rebase(layout.ROOT, layout.BUILD / "rebase", _compile)
     chosen = [bool(options.version), options.proceed, options.skip, options.abort]
     if sum(chosen) != 1:
         raise UsageError("say one of: VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --skip, --abort.")
     if options.reason and not options.skip:
         raise UsageError("--reason belongs to --skip.")
     try:
-        with files.alone(BUILD):
+        with files.alone(layout.BUILD):
             report = _run_rebase(rebase, options)
     except KeyboardInterrupt:
         if not rebase.under_way:
@@ -330,11 +306,11 @@ def _run_rebase(rebase: Rebase, options: argparse.Namespace) -> Report | None:
         return rebase.skip(options.reason)
     if rebase.under_way:
         raise UsageError("a rebase is under way; --continue, --skip or --abort it.")
-    if stake := tree.unsaved(SOURCE):
+    if stake := tree.unsaved(layout.SOURCE):
         raise SeriesError(f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset).")
-    loaded, patches = load(), series.read(PATCHES)
+    loaded, patches = load(), series.read(layout.PATCHES)
     checkout = find(loaded, options.source)
-    release = releases.find(loaded, options.version, ROOT / "upstream", cache(), options.source)
+    release = releases.find(loaded, options.version, layout.UPSTREAM, layout.cache("sdist"), options.source)
     console.step(f"Rebase from {loaded.upstream.version} to {release.name} ({release.how})")
     return rebase.start(loaded, patches, checkout, release)
 
@@ -364,7 +340,7 @@ def _tell(report: Report) -> None:
 
 def _each(options: argparse.Namespace) -> None:
     with view(options.source) as (patches, applied):
-        runs = steps.each(patches, applied, options.run_command, BUILD / "tmp")
+        runs = steps.each(patches, applied, options.run_command, layout.BUILD / "tmp")
     if options.json:
         console.result([asdict(r) for r in runs])
     if failed := next((r for r in runs if not r.passed and r.status != steps.UNTESTABLE), None):
@@ -377,7 +353,7 @@ def _each(options: argparse.Namespace) -> None:
 
 def _bisect(options: argparse.Namespace) -> None:
     with view(options.source) as (patches, applied):
-        first, runs = steps.bisect(patches, applied, options.run_command, BUILD / "tmp")
+        first, runs = steps.bisect(patches, applied, options.run_command, layout.BUILD / "tmp")
     if options.json:
         console.result({"first_failing": first, "runs": [asdict(r) for r in runs]})
     if first is None:
@@ -387,8 +363,8 @@ def _bisect(options: argparse.Namespace) -> None:
 
 
 def _changes(options: argparse.Namespace) -> None:
-    text = changes.render(load(), series.read(PATCHES))
-    path = ROOT / "CHANGES.md"
+    text = changes.render(load(), series.read(layout.PATCHES))
+    path = layout.ROOT / "CHANGES.md"
     if options.check:
         changes.check(path, text)
         written = False
@@ -401,11 +377,11 @@ def _changes(options: argparse.Namespace) -> None:
 
 
 def _timings(options: argparse.Namespace) -> None:
-    loaded, patches = load(), series.read(PATCHES)
+    loaded, patches = load(), series.read(layout.PATCHES)
     checkout = find(loaded, options.source)
     newest = max((v for v in loaded.releases if v != loaded.upstream.version), key=Version)
-    release = releases.find(loaded, newest, ROOT / "upstream", cache(), options.source)
-    measured = timings.measure(patches, loaded.upstream, checkout, release, BUILD / "tmp")
+    release = releases.find(loaded, newest, layout.UPSTREAM, layout.cache("sdist"), options.source)
+    measured = timings.measure(patches, loaded.upstream, checkout, release, layout.BUILD / "tmp")
     if options.json:
         console.result([asdict(m) for m in measured])
         return
@@ -443,7 +419,7 @@ def add_commands(commands: Any) -> None:
         help="of this one: which lines of upstream's it touches, which kernel files and wheels it reaches, which tests",
     )
     one = add("lint", _lint, "check headers, trailers, series file, paths and whitespace of the patches", needs_source=False)
-    one.add_argument("patches", metavar="FOLDER", nargs="?", type=Path, default=PATCHES, help="default: patches/")
+    one.add_argument("patches", metavar="FOLDER", nargs="?", type=Path, default=layout.PATCHES, help="default: patches/")
     add("guards", _guards, "run each patch's guard on the tree without it, which must fail, and with it, which must pass")
 
     one = add(

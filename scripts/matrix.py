@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from scripts.errors import MatrixError, UsageError
+from scripts.base.errors import MatrixError, UsageError
 
 if sys.version_info >= (3, 11):
     import tomllib

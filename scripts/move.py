@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from unidiff.patch import PatchSet
 
 from scripts import tree as work_tree
-from scripts.errors import SeriesError
-from scripts.git import Repository
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import tomlkit
 
 from scripts import matrix as model
-from scripts.errors import MatrixError
-from scripts.git import Repository
+from scripts.base.errors import MatrixError
+from scripts.base.git import Repository
 from scripts.matrix import UNKNOWN
 
 if TYPE_CHECKING:

@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts import affected, changes, console, files, guards, lint, move, pin, series
+from scripts import affected, changes, guards, lint, move, pin, series
 from scripts import matrix as matrix_model
 from scripts import tree as work_tree
-from scripts.errors import ActionNeeded, GuardError, SeriesError, UsageError
-from scripts.fetch import sha256
-from scripts.git import Repository
+from scripts.base import console, files
+from scripts.base.errors import ActionNeeded, GuardError, SeriesError, UsageError
+from scripts.base.fetch import sha256
+from scripts.base.git import Repository
 from scripts.matrix import Upstream
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ import httpx2
 from packaging.version import InvalidVersion, Version
 from unearth.errors import UnpackError
 
-from scripts import console, upstream
-from scripts.errors import UpstreamError
-from scripts.git import Repository
+from scripts import upstream
+from scripts.base import console, pip
+from scripts.base.errors import UpstreamError
+from scripts.base.git import Repository
 from scripts.matrix import UNKNOWN, Upstream
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ class Release:
         return self.pin.version
 
 
-def on_index(distribution: str, config: upstream.PipConfig | None = None) -> dict[str, str | None]:
+def on_index(distribution: str, config: pip.PipConfig | None = None) -> dict[str, str | None]:
     """The versions that the package index has an sdist of, oldest first, with the sha256 that it gives for each."""
-    config = config or upstream.PipConfig.read()
+    config = config or pip.PipConfig.read()
     with config.client() as session:
         try:
             packages = config.finder(cast("Fetcher", session), distribution).find_all_packages(distribution)

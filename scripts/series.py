@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from unidiff.errors import UnidiffParseError
 from unidiff.patch import PatchSet
 
-from scripts import git
-from scripts.errors import SeriesError
+from scripts.base import git
+from scripts.base.errors import SeriesError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from scripts import build, console, maintain, matrix, toolchain, verify
-from scripts.errors import NotVerified, UsageError, VerifyError
+from scripts import build, maintain, matrix, toolchain, verify
+from scripts.base import console, layout
+from scripts.base.errors import NotVerified, UsageError, VerifyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 KERNELS = "hdim64,hdim128,fp16"
-SUITE = maintain.ROOT / "tests/wheel"
+SUITE = layout.ROOT / "tests/wheel"
 
 # The design that this fork replaces, with splits of 512 keys: accumulators of all splits in memory, reduced by PyTorch's
 # operations. Measured on an H200 with 2.8.3, head dim 64, fp16, 32 heads, no mask: time as a multiple of upstream's, and MiB.
@@ -176,14 +177,14 @@ def _measure(options: Namespace, wanted: tuple[matrix.Kernel, ...], result: Path
     loaded = maintain.load()
     target = loaded.named(options.target) if options.target else loaded.default()
     job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
-    place = build.Place(maintain.BUILD, maintain.BUILD / "bench" / "dist", cache=True)
+    place = build.Place(layout.BUILD, layout.BUILD / "bench" / "dist", cache=True)
     made, stock = (
         build.build_one(loaded, job, Namespace(stock=stock, source=options.source, jobs=options.jobs), place).path for stock in (False, True)
     )
     facts = verify.facts_of(made)
-    environments = maintain.BUILD / "env"
+    environments = layout.BUILD / "env"
     with tempfile.TemporaryDirectory(dir=environments, prefix="bench-") as folder:
-        python = verify.installed(facts, Path(folder) / "venv", maintain.BUILD / "logs")
+        python = verify.installed(facts, Path(folder) / "venv", layout.BUILD / "logs")
         shutil.copy(SUITE / "bench.py", folder)
         console.step("Measuring")
         command = [python, "bench.py", "--stock", stock.resolve(), "--json", result.resolve()]
@@ -212,7 +213,7 @@ def run(options: Namespace) -> None:
                 f"{KERNELS}, and the same with --stock), and there python tests/wheel/bench.py --stock EXTENSION --json bench.json, "
                 "then here nox -s bench -- kernels --from bench.json."
             )
-        path = maintain.BUILD / "bench" / "kernels.json"
+        path = layout.BUILD / "bench" / "kernels.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         _measure(options, options.kernels or matrix.parse_kernels(KERNELS), path)
     facts = read(path)

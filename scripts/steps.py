@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import console
-from scripts.errors import SeriesError, UsageError
-from scripts.git import Repository
+from scripts.base import console
+from scripts.base.errors import SeriesError, UsageError
+from scripts.base.git import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable

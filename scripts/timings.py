@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts import lint, move, tree, upstream
-from scripts.errors import SeriesError
-from scripts.git import Repository
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable

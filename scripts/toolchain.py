@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts import console, debian, files
-from scripts.errors import ToolchainError, UsageError
-from scripts.process import run
+from scripts import debian
+from scripts.base import console, files, layout, pip
+from scripts.base.errors import ToolchainError, UsageError
+from scripts.base.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,11 +128,10 @@ def _made_environment(target: Target, python: Path, version: str, folder: Path, 
             return _environment(binary, facts if facts.get("format") == _READY_FORMAT else _probe(binary, target, marker))
     console.step(f"Installing torch {target.torch} for Python {version} (some GB the first time)")
     shutil.rmtree(root, ignore_errors=True)
-    common = {"error": ToolchainError, "hint": "Check the network and pip's configuration (pip config list)."}
+    common = {"error": ToolchainError, "hint": pip.HINT}
     run([python, "-m", "venv", root], what="could not make a virtual environment", **common)  # type: ignore[arg-type]
     packages = [torch_for_cuda(target.torch), "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
-    install = [binary, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", *packages]
-    run(install, what=f"could not install torch {target.torch}", log=logs / f"environment-{root.name}.log", **common)  # type: ignore[arg-type]
+    run(pip.installing(binary, *packages), what=f"could not install torch {target.torch}", log=logs / f"environment-{root.name}.log", **common)  # type: ignore[arg-type]
     return _environment(binary, _probe(binary, target, marker))
 
 
@@ -224,8 +224,7 @@ def _shared_folder(target: Target, shared: Path) -> Path:
 def _install_from_index(target: Target, folder: Path, log: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as aside:
         place = Path(aside) / "site"
-        command: list[str | Path] = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", "--target", place]
-        command += [f"cuda-toolkit[{','.join(TOOLKIT_PARTS)}]=={target.toolkit}"]
+        command = pip.installing(sys.executable, "--target", place, f"cuda-toolkit[{','.join(TOOLKIT_PARTS)}]=={target.toolkit}")
         hint = "Install CUDA " + target.cuda + " and set CUDA_HOME, or check the network and pip's configuration."
         run(command, error=ToolchainError, what=f"could not install CUDA {target.cuda}", hint=hint, log=log)
         place.replace(folder)
@@ -298,7 +297,7 @@ def assemble(target: Target, python_version: str | None, build: Path, *, cache: 
     cxx = host_compiler()
     logs = build / "logs"
     interpreter = find_python(python_version) if python_version is not None else None
-    tools = toolkit(target, files.cache("toolkit"), logs)  # before torch: a target that cannot be built should not cost gigabytes
+    tools = toolkit(target, layout.cache("toolkit"), logs)  # before torch: a target that cannot be built should not cost gigabytes
     env = None
     if python_version is not None and interpreter is not None:
         env = environment(target, interpreter, python_version, build / "env", logs)
@@ -313,6 +312,6 @@ def out_of_reach(target: Target) -> bool:
 
 def present(target: Target, build: Path) -> Toolchain | None:
     """What compiles a target's kernels, where nothing need be installed for that."""
-    if installed_toolkit(target.cuda)[0] is None and (target.toolkit is None or not _shared_folder(target, files.cache("toolkit")).is_dir()):
+    if installed_toolkit(target.cuda)[0] is None and (target.toolkit is None or not _shared_folder(target, layout.cache("toolkit")).is_dir()):
         return None
     return assemble(target, None, build, cache=True)

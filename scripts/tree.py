@@ -21,10 +21,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts import console, files, upstream
 from scripts import series as model
-from scripts.errors import SeriesError
-from scripts.git import Repository
+from scripts import upstream
+from scripts.base import console, files
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from scripts import console, files, matrix, series, tree, upstream, wheel
-from scripts.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
-from scripts.fetch import sha256
-from scripts.git import Repository
-from scripts.process import run
+from scripts import matrix, series, tree, upstream, wheel
+from scripts.base import console, files, pip
+from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
+from scripts.base.fetch import sha256
+from scripts.base.git import Repository
+from scripts.base.process import run
 from scripts.toolchain import find_python, torch_for_cuda
 
 if TYPE_CHECKING:
@@ -138,18 +139,16 @@ def wheels_in(dist: Path) -> list[Path]:
 def installed(facts: Facts, root: Path, logs: Path) -> Path:
     """A new environment with the wheel, its torch and pytest; its Python."""
     python = root / "bin/python"
-    hint = "Check the network and pip's configuration (pip config list)."
     log = logs / f"verify-{facts.path.stem}.log"
     run([find_python(facts.python), "-m", "venv", root], error=ToolchainError, what="could not make a virtual environment")
-    install: list[str | Path] = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off"]
     run(
-        [*install, torch_for_cuda(facts.torch), "numpy", _PYTEST],
+        pip.installing(python, torch_for_cuda(facts.torch), "numpy", _PYTEST),
         error=ToolchainError,
         what=f"could not install torch {facts.torch}",
-        hint=hint,
+        hint=pip.HINT,
         log=log,
     )
-    run([*install, facts.path.resolve()], error=VerifyError, what="the wheel does not install", hint=hint, log=log)
+    run(pip.installing(python, facts.path.resolve()), error=VerifyError, what="the wheel does not install", hint=pip.HINT, log=log)
     run([python, "-m", "pip", "check"], error=VerifyError, what="pip check fails with the wheel installed", log=log)
     return python
 

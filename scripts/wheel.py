@@ -24,11 +24,11 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from wheel.wheelfile import WheelFile
 
-from scripts import files
-from scripts.errors import WheelError
+from scripts.base import files
+from scripts.base.errors import WheelError
+from scripts.base.process import run
 from scripts.kernels import FORK, HIDDEN_OPTIONS, nvcc_flags
 from scripts.matrix import spell_kernels
-from scripts.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from scripts import files
-from scripts.errors import MatrixError
+from scripts.base import files
+from scripts.base.errors import MatrixError
 
 if TYPE_CHECKING:
     from pathlib import Path

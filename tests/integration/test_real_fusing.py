@@ -18,8 +18,9 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from scripts import architectures, compare, emulator, kernels, maintain, matrix, toolchain
-from scripts.errors import CompileError
-from scripts.process import run
+from scripts.base import layout
+from scripts.base.errors import CompileError
+from scripts.base.process import run
 from scripts.upstream import Source
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
@@ -47,9 +48,9 @@ def sums(cubin: Path) -> dict[str, int]:
 def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
     loaded = maintain.load()
     _, applied = maintain.apply(loaded, Source.SDIST)
-    tools = toolchain.assemble(loaded.default(), None, maintain.BUILD, cache=True)
+    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     # The object that nox -s emulate compiles.
-    plan = kernels.Plan(applied, tools, matrix.parse_kernels("hdim32,fp16,split,causal"), ("90",), maintain.BUILD, emulator.FLAVOUR)
+    plan = kernels.Plan(applied, tools, matrix.parse_kernels("hdim32,fp16,split,causal"), ("90",), layout.BUILD, emulator.FLAVOUR)
     (item,) = kernels.compile_units(plan, kernels.kernel_units(plan), None).objects
     ((_, ptx),) = architectures.ptx(item)
     source = tmp_path / "split.ptx"

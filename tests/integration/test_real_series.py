@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from scripts import changes, guards, kernels, lint, matrix, move, releases, series, toolchain, tree, upstream
-from scripts.errors import ActionNeeded
-from scripts.maintain import cache
+from scripts.base.errors import ActionNeeded
+from scripts.base.layout import cache
 from scripts.matrix import Pass
 from scripts.rebase import Rebase, Report
 
@@ -24,12 +24,12 @@ NO_SUBMODULE = ROOT / "build/no-submodule"
 
 
 def release(name: str) -> releases.Release:
-    return releases.find(MATRIX, name, NO_SUBMODULE, cache(), upstream.Source.SDIST)
+    return releases.find(MATRIX, name, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST)
 
 
 @pytest.fixture(scope="module")
 def checkout() -> upstream.Checkout:
-    return upstream.find(MATRIX.upstream, NO_SUBMODULE, cache(), upstream.Source.SDIST)
+    return upstream.find(MATRIX.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST)
 
 
 def test_the_table_has_every_release_of_the_matrix() -> None:
@@ -67,7 +67,9 @@ def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(reb
     landed = {number for number, outcome in EXPECTED[report.new].items() if outcome == "landed-identical"}
     assert {d.patch.partition("-")[0] for d in report.done if d.outcome not in ("clean", "offset")} == landed
     assert len(moved.patches) == len(report.done) - len(landed)
-    applied = tree.apply(moved, loaded.upstream, upstream.find(loaded.upstream, NO_SUBMODULE, cache(), upstream.Source.SDIST), root / "build/source")
+    applied = tree.apply(
+        moved, loaded.upstream, upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST), root / "build/source"
+    )
     assert f'__version__ = "{report.new}"' in (applied.root / "flash_attn/__init__.py").read_text()
     assert tree.export(applied.root, root / "patches", check=True) == tree.Exported((), ())
     guards.require(guards.run(moved, applied))
@@ -83,7 +85,7 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
     applied = tree.apply(
         series.read(root / "patches"),
         loaded.upstream,
-        upstream.find(loaded.upstream, NO_SUBMODULE, cache(), upstream.Source.SDIST),
+        upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST),
         root / "build/source",
     )
     changed = [k for k in matrix.parse_kernels("hdim32,fp16,causal") if k.name in report.kernels]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from scripts import matrix, series, tree, upstream
-from scripts.errors import SeriesError, UpstreamError
-from scripts.git import Repository
-from scripts.maintain import cache
+from scripts.base.errors import SeriesError, UpstreamError
+from scripts.base.git import Repository
+from scripts.base.layout import cache
 
 pytestmark = pytest.mark.network
 
@@ -21,7 +21,7 @@ PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> upstream.Checkout:
-    return upstream.find(PIN, tmp_path_factory.mktemp("none") / "upstream", cache(), upstream.Source.AUTO)
+    return upstream.find(PIN, tmp_path_factory.mktemp("none") / "upstream", cache("sdist"), upstream.Source.AUTO)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_checkout_at_another_commit_is_an_error_with_git_and_a_reason_with_aut
     other = pin.model_copy(update={which: "0" * 40})
     with pytest.raises(UpstreamError, match=r"--source git: .* is at [0-9a-f]{40}, the pin is 0{40}"):
         upstream.find(other, folder, tmp_path, upstream.Source.GIT)
-    found = upstream.find(other, folder, cache(), upstream.Source.AUTO)
+    found = upstream.find(other, folder, cache("sdist"), upstream.Source.AUTO)
     assert found.source is upstream.Source.SDIST
     assert "the pin is 000" in found.why
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scripts import compare, kernels, maintain, matrix, series, toolchain
+from scripts.base import layout
 from scripts.upstream import Source
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def is_rare(name: str) -> bool:
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
     """With the patches that take kernels away, and without."""
-    count = next(n for n, patch in enumerate(series.read(maintain.PATCHES).patches) if patch.subject == BEFORE)
+    count = next(n for n, patch in enumerate(series.read(layout.PATCHES).patches) if patch.subject == BEFORE)
     loaded = maintain.load()
     _, whole = maintain.apply(loaded, Source.SDIST)
     _, part = maintain.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)
@@ -109,7 +110,7 @@ int main() {
 def test_what_the_compiler_knows_of_the_gpus(tmp_path: Path, architectures: list[str], large: str, sm8x: str) -> None:
     loaded = maintain.load()
     _, applied = maintain.apply(loaded, Source.SDIST)
-    tools = toolchain.assemble(loaded.default(), None, maintain.BUILD, cache=True)
+    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     source = tmp_path / "gpus.cpp"
     source.write_text(PROGRAM, encoding="utf-8")
     includes = [f"-I{folder}" for folder in (applied.root / "csrc/flash_attn/src", *tools.toolkit.include)]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import files, kernels, matrix, toolchain
-from scripts.errors import CompileError, WheelError
-from scripts.process import run
+from scripts import kernels, matrix, toolchain
+from scripts.base import layout
+from scripts.base.errors import CompileError, WheelError
+from scripts.base.process import run
 from scripts.tree import Tree
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
@@ -59,8 +60,8 @@ def test_what_a_clone_compiled_answers_another_and_is_what_it_would_have_compile
     first, cold = compiled(target, tmp_path / "one", monkeypatch, cache)
     second, warm = compiled(target, tmp_path / "another/with/a/longer/path", monkeypatch, cache)
     # As another user, whose copies of the kernel files lie elsewhere.
-    ours = files.cache
-    monkeypatch.setattr(files, "cache", lambda part: tmp_path / "another-user" if part == "units" else ours(part))
+    ours = layout.cache
+    monkeypatch.setattr(layout, "cache", lambda part: tmp_path / "another-user" if part == "units" else ours(part))
     alone, uncached = compiled(target, tmp_path / "without-a-cache", monkeypatch, None)
     assert cold.cache_hits == 0
     assert (warm.cache_misses, warm.built) == (0, 1)
@@ -76,7 +77,7 @@ def test_a_cache_that_answers_nothing_it_was_asked_before_is_an_error(
     target: matrix.Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
     """Unless it was emptied since, which is the user's right."""
-    monkeypatch.setattr(files, "cache", lambda part: tmp_path / "user-cache" / part)
+    monkeypatch.setattr(layout, "cache", lambda part: tmp_path / "user-cache" / part)
     cache = tmp_path / "cache"
     compiled(target, tmp_path / "one", monkeypatch, cache)
     for entry in [p for p in cache.rglob("*") if p.is_file()]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from scripts import affected, matrix, series, tree
-from scripts.errors import SeriesError
-from scripts.git import Repository
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from scripts import architectures, kernels, matrix
-from scripts.errors import CompileError
+from scripts.base.errors import CompileError
 from tests.unit.test_kernels import KERNELS, toolchain, tree
 
 CAPABILITIES = st.lists(st.sampled_from(matrix.ARCHITECTURES), min_size=1, unique=True).map(lambda a: tuple(sorted(a, key=int)))

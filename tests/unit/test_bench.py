@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from scripts import bench
+from scripts.base.errors import CompileError
 from scripts.bench import Ours, Side, Spent
-from scripts.errors import CompileError
 
 OURS = Ours(Side({"fwd": 200, "bwd": 400}, 30, 1_000_000), {"fwd": 170, "bwd": 330}, Spent(31, 33), Spent(1, 3), 0, 0.0)
 THEIRS = Side({"fwd": 300, "bwd": 900}, 40, 4_000_000)

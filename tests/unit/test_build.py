@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import __main__, build, kernels, maintain
-from scripts.errors import WheelError
+from scripts import __main__, build, kernels
+from scripts.base import layout
+from scripts.base.errors import WheelError
 
 
 def fake_wheel(path: Path, **files: str) -> build.Built:
@@ -28,7 +29,7 @@ def test_a_wheel_is_built_again_elsewhere_without_a_cache_and_compared(
     other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places: list[build.Place] = []
-    monkeypatch.setattr(maintain, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     zone = os.environ.get("TZ")
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import __main__, build, files, kernels, maintain, matrix, toolchain, tree, upstream, verify
-from scripts.errors import NotVerified, ToolchainError, UsageError, WheelError
+from scripts import __main__, build, kernels, maintain, matrix, toolchain, tree, upstream, verify
+from scripts.base import files, layout
+from scripts.base.errors import NotVerified, ToolchainError, UsageError, WheelError
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
@@ -125,7 +126,7 @@ def test_bad_arguments_end_with_status_2_and_say_what_is_allowed(arguments: list
 
 @pytest.mark.parametrize(("begun", "expected"), [(False, "nothing was changed, and no rebase is under way"), (True, "--continue goes on")])
 def test_an_interrupted_rebase_tells_whether_one_is_under_way(begun: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintain, "BUILD", tmp_path)
+    monkeypatch.setattr(layout, "BUILD", tmp_path)
 
     def interrupted(*_: object) -> None:
         if begun:
@@ -139,7 +140,7 @@ def test_an_interrupted_rebase_tells_whether_one_is_under_way(begun: bool, expec
 
 
 def test_patches_are_not_exported_into_a_rebase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintain, "BUILD", tmp_path)
+    monkeypatch.setattr(layout, "BUILD", tmp_path)
     (tmp_path / "rebase").mkdir()
     (tmp_path / "rebase/state.json").touch()
     with pytest.raises(UsageError, match="a rebase is under way and will write patches/ itself"):
@@ -170,7 +171,7 @@ def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch:
     job = build.Job(target, "3.12", target.kernels, ("90",))
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
     tools = toolchain.Toolchain(toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"), tmp_path, "g++ 12", tmp_path, None, None)
-    monkeypatch.setattr(maintain, "BUILD", tmp_path)
+    monkeypatch.setattr(layout, "BUILD", tmp_path)
     monkeypatch.setattr(maintain, "standing", lambda loaded: applied)
     monkeypatch.setattr(toolchain, "present", lambda target, folder: tools)
     assert build._made(loaded, job) == set()
@@ -274,7 +275,7 @@ def test_a_second_run_on_the_series_waits_for_nobody(tmp_path: Path) -> None:
 def test_applying_waits_for_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build applies first: two of them side by side are no mistake."""
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
-    monkeypatch.setattr(maintain, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
     monkeypatch.setattr(maintain, "find", lambda *_: None)
     monkeypatch.setattr(maintain.tree, "apply", lambda *_, **__: applied)
     loaded = maintain.load()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import containers, files, matrix, wheel
-from scripts.errors import ToolchainError, WheelError
+from scripts import containers, matrix, wheel
+from scripts.base import layout
+from scripts.base.errors import ToolchainError, WheelError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,7 +55,7 @@ def test_the_settings_are_cibuildwheel_s_own_words(tmp_path: Path) -> None:
     built = read.build_options("cp312-manylinux_x86_64")
     assert built.container_engine.name == "podman"
     assert built.container_engine.disable_host_mount
-    assert built.container_engine.create_args == (f"--volume={files.cache('containers')}:/root/.cache",)
+    assert built.container_engine.create_args == (f"--volume={layout.cache('containers')}:/root/.cache",)
     assert built.manylinux_images["x86_64"] == "an/image:1"
     assert built.environment.as_dictionary({}, executor=None)["FA2_BUILD"] == f"--target {TARGET.name} --kernels hdim64,fwd"
     assert "--kernels-only --python 3.12 --target" in built.before_all

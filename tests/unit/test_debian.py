@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts import debian, matrix
-from scripts.errors import ToolchainError
+from scripts.base.errors import ToolchainError
 from tests.unit.conftest import PackageIndex
 
 PROGRAMS = {

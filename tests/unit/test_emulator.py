@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator, kernels, maintain, series, tree
-from scripts.errors import SeriesError
+from scripts import emulator, kernels, series, tree
+from scripts.base import layout
+from scripts.base.errors import SeriesError
 from tests.unit.conftest import BASE, checkout_of
 from tests.unit.test_kernels import toolchain
 from tests.unit.test_tree import PIN, TWO
@@ -25,7 +26,7 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
         edited.write_text("edited\n")
         return kernels.Compiled((Path("a.o"),), 1, 0, 0, 0)
 
-    monkeypatch.setattr(maintain, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
     monkeypatch.setattr(emulator, "interpreter", lambda *_: [])
     monkeypatch.setattr(emulator, "_tools_for_tests", lambda *_: tmp_path)
     monkeypatch.setattr(emulator, "run", lambda command, **_: Path(command[command.index("-o") + 1]).touch())

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts import guards, matrix, series, tree
-from scripts.errors import GuardError
+from scripts.base import layout
+from scripts.base.errors import GuardError
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,7 @@ def test_a_named_test_sees_the_tree(make_series: Make, tmp_path: Path, monkeypat
         "@pytest.fixture\ndef tree(request):\n    return pathlib.Path(request.config.getoption('--tree'))\n"
     )
     (repository / "tests/guards/test_it.py").write_text(f"def test_header(tree):\n    assert (tree / '{HEADER}').is_file()\n")
-    monkeypatch.setattr(guards, "_ROOT", repository)
+    monkeypatch.setattr(layout, "ROOT", repository)
     (found,) = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_header"))
     assert found.discriminates
     with pytest.raises(GuardError, match="pytest exited with"):

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import console, kernels, matrix, wheel
-from scripts.errors import BuildError, CompileError, SeriesError, ToolchainError
-from scripts.process import run
+from scripts import kernels, matrix, wheel
+from scripts.base import console
+from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError
+from scripts.base.process import run
 from scripts.toolchain import Environment, Toolchain, Toolkit, _tool
 from scripts.tree import Tree
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts import matrix
-from scripts.errors import MatrixError, UsageError
+from scripts.base.errors import MatrixError, UsageError
 from scripts.kernels import masks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from scripts import matrix, move, series
-from scripts.errors import UpstreamError
-from scripts.git import Repository
+from scripts.base.errors import UpstreamError
+from scripts.base.git import Repository
 from scripts.move import Outcome
 from scripts.releases import Release
 from tests.unit.conftest import BASE, GONE, checkout_of, write_files

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import affected, changes, files, lint, matrix, series
-from scripts.errors import ActionNeeded, SeriesError, UsageError
-from scripts.git import Repository
+from scripts import affected, changes, lint, matrix, series
+from scripts.base import files
+from scripts.base.errors import ActionNeeded, SeriesError, UsageError
+from scripts.base.git import Repository
 from scripts.rebase import Rebase, Report
 from scripts.releases import Release
 from tests.unit.conftest import BASE, checkout_of, write_files
@@ -529,8 +530,9 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
 from tests.unit import test_rebase
-from scripts import files, move, rebase, tree
-from scripts.errors import ActionNeeded
+from scripts import move, rebase, tree
+from scripts.base import files
+from scripts.base.errors import ActionNeeded
 place, seen = {place}, 0
 def mortal(function):
     def wrapped(*arguments, **named):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts import changes, matrix, series
-from scripts.errors import SeriesError
+from scripts.base.errors import SeriesError
 from tests.unit.conftest import BASE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts import speed
-from scripts.errors import NotVerified, UsageError
+from scripts.base.errors import NotVerified, UsageError
 
 
 def row(group: str, variant: str, ms: float, mb: float = 100.0, batch: int = 4, len_k: int = 2048, head_dim: int = 64) -> dict[str, Any]:

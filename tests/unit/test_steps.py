@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts import matrix, series, steps, tree
-from scripts.errors import UsageError
+from scripts.base.errors import UsageError
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]

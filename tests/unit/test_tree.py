@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scripts import matrix, series, tree
-from scripts.errors import SeriesError
-from scripts.git import Repository
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
 from tests.unit.conftest import BASE, HEADER, checkout_of, message, write_files
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts import matrix, series, tree, upstream, verify
-from scripts.errors import VerifyError, WheelError
+from scripts.base.errors import VerifyError, WheelError
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from scripts import matrix, workflow
-from scripts.errors import MatrixError
+from scripts.base.errors import MatrixError
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from scripts.errors import BuildError
+    from scripts.base.errors import BuildError
 
 _SHOWN_LINES = 25
 

@@ -16,11 +16,11 @@ os.environ["GIT_PYTHON_REFRESH"] = "quiet"  # a missing git is an error of the f
 
 import git as gitpython
 
-from scripts.errors import SeriesError
-from scripts.process import last_lines, quoted
+from scripts.base.errors import SeriesError
+from scripts.base.process import last_lines, quoted
 
 if TYPE_CHECKING:
-    from scripts.errors import BuildError
+    from scripts.base.errors import BuildError
 
 # Variables such as GIT_DIR would send a command elsewhere; GitPython can set variables but not unset them.
 for _name in [

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
 from filelock import FileLock, Timeout
 
-from scripts import console
-from scripts.errors import UsageError
+from scripts.base import console
+from scripts.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 SERIES_LOCK = "series.lock"  # in the build folder
-
-
-def cache(part: str) -> Path:
-    """Where this user keeps what every clone can share: ``sdist``, ``toolkit`` and the like."""
-    return Path(platformdirs.user_cache_dir("flash-attention-deterministic")) / part
 
 
 def write(path: Path, text: str) -> None:

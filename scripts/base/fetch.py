@@ -33,7 +33,7 @@ def fetch(client: PyPIClient, url: str, destination: Path, wanted: str) -> None:
     """Download ``url`` to ``destination``.
 
     Args:
-        client: of pip's settings (:meth:`scripts.upstream.PipConfig.client`).
+        client: of pip's settings (:meth:`scripts.base.pip.PipConfig.client`).
         url: where it is.
         destination: the file, whose folder exists.
         wanted: the sha256 of its content.
