@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import architectures, bench, build, compare, emulator, maintain, upstream, verify, wheel
+from scripts import architectures, bench, build, compare, emulator, maintain, verify, wheel
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified
+from scripts.source import matrix, upstream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +58,7 @@ def _audit(options: argparse.Namespace) -> None:
 
 def _verify(options: argparse.Namespace) -> None:
     if options.write_upstream_tests is not None:
-        verify.write_upstream_tests(maintain.find(maintain.load(), upstream.Source.AUTO), options.write_upstream_tests)
+        verify.write_upstream_tests(upstream.pinned(matrix.load(layout.MATRIX).upstream, upstream.Source.AUTO), options.write_upstream_tests)
         console.done(f"{options.write_upstream_tests} written.")
         return
     waiting: BuildError | None = None

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from unidiff.patch import PatchSet
 
 from scripts import guards
-from scripts.matrix import ALL_KERNELS
+from scripts.source.kernel_set import ALL_KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from scripts.base.git import Repository
-    from scripts.matrix import Kernel
     from scripts.series import Patch
+    from scripts.source.kernel_set import Kernel
 
 _SOURCES = "csrc/flash_attn"
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from elftools.elf.elffile import ELFFile
 from rich.table import Table
 
-from scripts import build, kernels, maintain, matrix, toolchain
+from scripts import build, kernels, maintain, toolchain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
+from scripts.source import matrix
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from scripts.matrix import Kernel, Matrix
+    from scripts.source.kernel_set import Kernel
+    from scripts.source.matrix import Matrix
     from scripts.tree import Tree
 
 _FATBIN_MAGIC = 0xBA55ED50
@@ -135,7 +137,7 @@ def check(applied: Tree, tools: toolchain.Toolchain, wanted: Sequence[Kernel], s
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded: Matrix = maintain.load()
+    loaded: Matrix = matrix.load(layout.MATRIX)
     target = loaded.default()
     asked = {options.ptx: tuple(options.arch)} if options.arch else loaded.shared_ptx
     if not asked:

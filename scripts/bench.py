@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any, cast
 from ninja import ninja_syntax
 from rich.table import Table
 
-from scripts import build, kernels, maintain, matrix, metered, speed, toolchain, tree, upstream, wheel
+from scripts import build, kernels, maintain, metered, speed, toolchain, tree, wheel
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.base.git import Repository
 from scripts.base.process import last_lines, quoted, run
+from scripts.source import kernel_set, matrix, upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -322,7 +323,7 @@ def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, 
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
     units, unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
     ours, (binding,) = _compiles(plan, "ours", units), _compiles(plan, "ours", [unit])
-    theirs, their_binding = _upstreams(plan, units, maintain.find(loaded, options.source), folder / "upstream")
+    theirs, their_binding = _upstreams(plan, units, upstream.pinned(loaded.upstream, options.source), folder / "upstream")
     bare_plan = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
     bare = _compiles(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
     jobs, reason = kernels.job_limit(options.jobs, max(u.memory for u in units))
@@ -380,11 +381,11 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _bench_build(options: argparse.Namespace) -> None:
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     target = loaded.named(options.target) if options.target else loaded.default()
     if unknown := [a for a in target.architectures if a not in _ARCHITECTURES]:
         raise UsageError(f"upstream's setup.py knows no compute capability {', '.join(unknown)}; it has {', '.join(_ARCHITECTURES)}.")
-    wanted = options.kernels or matrix.parse_kernels(_KERNELS)
+    wanted = options.kernels or kernel_set.parse_kernels(_KERNELS)
     job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
     tools = toolchain.assemble(target, job.python, layout.BUILD, cache=False)
     folder = _folder(loaded, job, tools)

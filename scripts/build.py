@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from scripts import containers, kernels, maintain, matrix, toolchain, upstream, wheel, workflow
+from scripts import containers, kernels, maintain, toolchain, wheel, workflow
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, UpstreamError, UsageError, WheelError
 from scripts.base.process import last_lines
+from scripts.source import kernel_set, matrix, upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +45,10 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def kernel_choice(text: str) -> tuple[matrix.Kernel, ...]:
+def kernel_choice(text: str) -> tuple[kernel_set.Kernel, ...]:
     """The kernels that an option names."""
     try:
-        return matrix.parse_kernels(text)
+        return kernel_set.parse_kernels(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
 
@@ -87,7 +88,7 @@ def _list(loaded: matrix.Matrix) -> None:
             target.torch,
             ", ".join(target.pythons),
             ", ".join(target.architectures),
-            f"{len(target.kernels)} of {len(matrix.ALL_KERNELS)}",
+            f"{len(target.kernels)} of {len(kernel_set.ALL_KERNELS)}",
             loaded.version(target),
         )
     console.out.print(table)
@@ -99,7 +100,7 @@ class Job:
 
     target: matrix.Target
     python: str
-    kernels: tuple[matrix.Kernel, ...]
+    kernels: tuple[kernel_set.Kernel, ...]
     architectures: tuple[str, ...]
 
 
@@ -255,7 +256,7 @@ def _jobs(loaded: matrix.Matrix, options: argparse.Namespace) -> list[Job]:
     return jobs
 
 
-def _made(loaded: matrix.Matrix, job: Job) -> set[matrix.Kernel]:
+def _made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
     """The kernels of a job whose objects are there."""
     applied, tools = maintain.standing(loaded), toolchain.present(job.target, layout.BUILD)
     if applied is None or tools is None:
@@ -267,7 +268,7 @@ def _made(loaded: matrix.Matrix, job: Job) -> set[matrix.Kernel]:
 def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
     """Say what builds will take, before the first, in containers (``inside``) or here. Kernels serve every Python and torch of one toolkit."""
     table = Table("target", "Python", "makes", "kernel files", "there by then", "to compile", "arch", "CPU time, nothing cached")
-    seen: dict[tuple[str, tuple[str, ...]], set[matrix.Kernel]] = {}
+    seen: dict[tuple[str, tuple[str, ...]], set[kernel_set.Kernel]] = {}
     for job in jobs:
         key = (job.target.cuda, job.architectures)
         there = set() if stock else seen.get(key, set()) | _made(loaded, job)
@@ -336,7 +337,7 @@ def _in_containers(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Nam
     failed: list[BuildError] = []
     for name, group in by_target.items():
         first = group[0]
-        words = ["--target", name, "--kernels", ",".join(matrix.spell_kernels(first.kernels)), "--arch", ",".join(first.architectures)]
+        words = ["--target", name, "--kernels", ",".join(kernel_set.spell_kernels(first.kernels)), "--arch", ",".join(first.architectures)]
         words += ["--source", "sdist", *(["--jobs", str(options.jobs)] if options.jobs else []), *(["--no-cache"] if options.no_cache else [])]
         try:
             image = options.image or loaded.images.get(first.target.cuda)
@@ -354,7 +355,7 @@ def _in_containers(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Nam
 
 
 def _matrix(options: argparse.Namespace) -> None:
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     if not (options.github or options.check):
         _list(loaded)
     elif options.check:
@@ -389,7 +390,7 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
 
 
 def _build(options: argparse.Namespace) -> None:
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     if options.list:
         _list(loaded)
         return

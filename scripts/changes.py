@@ -10,8 +10,8 @@ from scripts.base.errors import SeriesError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripts.matrix import Matrix
     from scripts.series import Series
+    from scripts.source.matrix import Matrix
 
 _HEAD = """# Changes to flash-attention {version}
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from elftools.elf.sections import SymbolTableSection
 from rich.table import Table
 
-from scripts import architectures, build, kernels, maintain, matrix, series, toolchain
+from scripts import architectures, build, kernels, maintain, series, toolchain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
+from scripts.source import kernel_set, matrix
 
 if TYPE_CHECKING:
     import argparse
@@ -146,10 +147,10 @@ _KINDS = ("same", "changed", "gone", "new")
 
 
 def compiled(
-    sources: Sequence[tuple[Tree, tuple[matrix.Kernel, ...]]], architecture: str, jobs: int | None = None
+    sources: Sequence[tuple[Tree, tuple[kernel_set.Kernel, ...]]], architecture: str, jobs: int | None = None
 ) -> list[dict[str, dict[str, Code]]]:
     """Of each tree, by kernel file: the kernels, by their mangled names. With the default target's compiler, and the compile cache."""
-    tools = toolchain.assemble(maintain.load().default(), None, layout.BUILD, cache=True)
+    tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
     flavour = replace(kernels.FORK, code=tuple(kernels.gencode((architecture,), {})))  # not packed
     plans = [kernels.Plan(applied, tools, wanted, (architecture,), layout.BUILD, flavour) for applied, wanted in sources]
     work = [(plan, kernels.kernel_units(plan)) for plan in plans]
@@ -158,7 +159,7 @@ def compiled(
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded, whole = maintain.load(), series.read(layout.PATCHES)
+    loaded, whole = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
     first = whole.named(options.patch) if options.patch else len(whole.patches) - 1
     last = whole.named(options.through) if options.through else first
     if last < first:
@@ -215,7 +216,7 @@ def add_command(commands: Any) -> None:
         "--kernels",
         metavar="SET",
         type=build.kernel_choice,
-        default=matrix.parse_kernels(_KERNELS),
+        default=kernel_set.parse_kernels(_KERNELS),
         help=f"which kernel files (default: {_KERNELS}; see nox -s build -- --help)",
     )
     parser.add_argument("--arch", metavar="CC", choices=matrix.ARCHITECTURES, default="90", help="machine code for this one (default: 90)")

@@ -28,7 +28,7 @@ from scripts.base.process import quoted, run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scripts.matrix import Target
+    from scripts.source.matrix import Target
 
 LOCAL_IMAGE = "localhost/flash-attention-deterministic"
 _BACKEND = "backend.py"

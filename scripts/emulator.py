@@ -17,17 +17,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import build, kernels, maintain, toolchain, upstream, verify
+from scripts import build, kernels, maintain, toolchain, verify
 from scripts.base import console, layout, pip
 from scripts.base.errors import CompileError, ToolchainError, VerifyError
 from scripts.base.process import run
-from scripts.matrix import ARCHITECTURES
+from scripts.source import matrix, upstream
+from scripts.source.matrix import ARCHITECTURES
 
 if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-    from scripts.matrix import Kernel
+    from scripts.source.kernel_set import Kernel
     from scripts.tree import Tree
 
 SUITE = layout.ROOT / "tests/emulator"
@@ -108,7 +109,7 @@ def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     target = loaded.default()
     python = toolchain.check_python(target, options.python)
     _, applied = maintain.apply(loaded, options.source)

@@ -28,12 +28,13 @@ from packaging.version import Version
 from scripts.base import console, files, layout
 from scripts.base.errors import CompileError
 from scripts.base.process import last_lines, quoted, run
-from scripts.matrix import ARCHITECTURES, Pass
+from scripts.source.kernel_set import Pass
+from scripts.source.matrix import ARCHITECTURES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from scripts.matrix import Kernel
+    from scripts.source.kernel_set import Kernel
     from scripts.toolchain import Toolchain
     from scripts.tree import Tree
 

@@ -8,9 +8,10 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from scripts import guards, series, upstream
+from scripts import guards, series
 from scripts.base import git
 from scripts.base.errors import SeriesError
+from scripts.source import upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

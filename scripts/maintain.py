@@ -12,29 +12,17 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 from rich.table import Table
 
-from scripts import affected, changes, guards, kernels, lint, matrix, move, releases, series, steps, timings, toolchain, tree, upstream
+from scripts import affected, changes, guards, kernels, lint, move, series, steps, timings, toolchain, tree
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UpstreamError, UsageError
 from scripts.base.git import Repository
 from scripts.rebase import Rebase, Report
+from scripts.source import kernel_set, matrix, releases, upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from scripts.move import Move
-
-
-def load() -> matrix.Matrix:
-    """The matrix of this repository."""
-    return matrix.load(layout.MATRIX)
-
-
-def find(loaded: matrix.Matrix, source: upstream.Source) -> upstream.Checkout:
-    """The pinned source, telling where it comes from."""
-    console.step(f"Upstream {loaded.upstream.version}")
-    checkout = upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), source)
-    console.note(f"from {checkout.source.value}: {checkout.why}")
-    return checkout
 
 
 def apply(
@@ -43,7 +31,7 @@ def apply(
     """Apply the series, or its first patches, telling what is done."""
     whole = series.read(layout.PATCHES)
     patches = whole if count is None else whole.upto(count)
-    checkout = find(loaded, source)
+    checkout = upstream.pinned(loaded.upstream, source)
     part = "" if patches == whole else f"the first {len(patches.patches)} of "
     console.step(f"Patches: {part}{len(whole.patches)}")
     if Rebase(layout.ROOT, layout.BUILD / "rebase").under_way:
@@ -62,11 +50,11 @@ def standing(loaded: matrix.Matrix) -> tree.Tree | None:
 @contextmanager
 def view(source: upstream.Source) -> Iterator[tuple[series.Series, tree.Tree]]:
     """The series as commits, to look at: build/source where it is just that, else a tree that goes again. Nobody's work is touched."""
-    loaded, patches = load(), series.read(layout.PATCHES)
+    loaded, patches = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
     if (there := standing(loaded)) is not None:
         yield patches, there
         return
-    checkout = find(loaded, source)
+    checkout = upstream.pinned(loaded.upstream, source)
     (layout.BUILD / "tmp").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=layout.BUILD / "tmp", prefix="view-") as folder:
         yield patches, tree.apply(patches, loaded.upstream, checkout, Path(folder) / "source")
@@ -101,7 +89,7 @@ def _count(text: str | None) -> int | None:
 
 
 def _apply(options: argparse.Namespace) -> None:
-    patches, applied = apply(load(), options.source, count=_count(options.to), reset=options.reset)
+    patches, applied = apply(matrix.load(layout.MATRIX), options.source, count=_count(options.to), reset=options.reset)
     if options.json:
         names = [p.name for p in patches.patches]
         console.result({"root": str(applied.root), "base": applied.base, "commit": applied.commit, "digest": applied.digest, "patches": names})
@@ -114,7 +102,7 @@ def _files(done: tree.Exported | Report) -> str:
 
 def _export(options: argparse.Namespace) -> None:
     if options.check and not layout.SOURCE.exists():
-        apply(load(), upstream.Source.AUTO)
+        apply(matrix.load(layout.MATRIX), upstream.Source.AUTO)
     if not options.check and Rebase(layout.ROOT, layout.BUILD / "rebase").under_way:
         raise UsageError("a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) or drop it (--abort) first.")
     with files.alone(layout.BUILD):
@@ -127,14 +115,14 @@ def _export(options: argparse.Namespace) -> None:
 
 def _reach(options: argparse.Namespace) -> None:
     """Of one patch: what it touches, and what comes out otherwise with it."""
-    loaded = load()
+    loaded = matrix.load(layout.MATRIX)
     with view(options.source) as (patches, applied):
         place = patches.named(options.patch)
         patch = patches.patches[place]
         repository = Repository(applied.root, SeriesError)
         commit = repository.commits(applied.base, applied.commit)[place]
         found = affected.reach(repository, applied.base, commit, patch, layout.ROOT)
-    words = ",".join(matrix.spell_kernels(found.kernels)) if found.kernels else ""
+    words = ",".join(kernel_set.spell_kernels(found.kernels)) if found.kernels else ""
     by_target = {target.name: [k.name for k in target.kernels if k in found.kernels] for target in loaded.targets}
     if options.json:
         console.result(
@@ -144,7 +132,7 @@ def _reach(options: argparse.Namespace) -> None:
     table = Table("what", f"{patch.number} {patch.subject}", show_lines=True)
     table.add_row(f"upstream {loaded.upstream.version}", "\n".join(found.upstream) or "none of its lines")
     table.add_row("files of ours", "\n".join(found.own) or "–")
-    count = f"{len(found.kernels)} of {len(matrix.ALL_KERNELS)}"
+    count = f"{len(found.kernels)} of {len(kernel_set.ALL_KERNELS)}"
     table.add_row(
         "kernel files", f"{count}, by what they include (--kernels {words}); nox -s compare tells which kernels" if words else f"{count} include it"
     )
@@ -215,7 +203,7 @@ def _lint(options: argparse.Namespace) -> None:
 
 def _compile(root: Path, path: str) -> Path:
     """Compile one file of a tree as the default target does; its object."""
-    target = load().default()
+    target = matrix.load(layout.MATRIX).default()
     rule = "nvcc" if path.endswith(".cu") else "cxx"
     tools = toolchain.assemble(target, toolchain.check_python(target, None) if rule == "cxx" else None, layout.BUILD, cache=True)
     plan = kernels.Plan(tree.Tree(root, "", "", "", "", ""), tools, target.kernels, target.architectures, root.parent / "build")
@@ -240,8 +228,8 @@ def _guards(options: argparse.Namespace) -> None:
 def _forecast(options: argparse.Namespace) -> None:
     if options.markdown and options.json:
         raise UsageError("--markdown and --json: choose one.")
-    loaded, patches = load(), series.read(layout.PATCHES)
-    checkout = find(loaded, options.source)
+    loaded, patches = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
+    checkout = upstream.pinned(loaded.upstream, options.source)
     asked = options.versions or list(loaded.releases)
     git = Repository(layout.UPSTREAM, UpstreamError)
     has_git = git.is_top_level()
@@ -308,8 +296,8 @@ def _run_rebase(rebase: Rebase, options: argparse.Namespace) -> Report | None:
         raise UsageError("a rebase is under way; --continue, --skip or --abort it.")
     if stake := tree.unsaved(layout.SOURCE):
         raise SeriesError(f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset).")
-    loaded, patches = load(), series.read(layout.PATCHES)
-    checkout = find(loaded, options.source)
+    loaded, patches = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
+    checkout = upstream.pinned(loaded.upstream, options.source)
     release = releases.find(loaded, options.version, layout.UPSTREAM, layout.cache("sdist"), options.source)
     console.step(f"Rebase from {loaded.upstream.version} to {release.name} ({release.how})")
     return rebase.start(loaded, patches, checkout, release)
@@ -363,7 +351,7 @@ def _bisect(options: argparse.Namespace) -> None:
 
 
 def _changes(options: argparse.Namespace) -> None:
-    text = changes.render(load(), series.read(layout.PATCHES))
+    text = changes.render(matrix.load(layout.MATRIX), series.read(layout.PATCHES))
     path = layout.ROOT / "CHANGES.md"
     if options.check:
         changes.check(path, text)
@@ -377,8 +365,8 @@ def _changes(options: argparse.Namespace) -> None:
 
 
 def _timings(options: argparse.Namespace) -> None:
-    loaded, patches = load(), series.read(layout.PATCHES)
-    checkout = find(loaded, options.source)
+    loaded, patches = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
+    checkout = upstream.pinned(loaded.upstream, options.source)
     newest = max((v for v in loaded.releases if v != loaded.upstream.version), key=Version)
     release = releases.find(loaded, newest, layout.UPSTREAM, layout.cache("sdist"), options.source)
     measured = timings.measure(patches, loaded.upstream, checkout, release, layout.BUILD / "tmp")

@@ -24,10 +24,10 @@ from scripts.base.git import Repository
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scripts.matrix import Upstream
-    from scripts.releases import Release
     from scripts.series import Patch, Series
-    from scripts.upstream import Checkout
+    from scripts.source.matrix import Upstream
+    from scripts.source.releases import Release
+    from scripts.source.upstream import Checkout
 
 
 class Outcome(str, Enum):

@@ -17,19 +17,20 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts import affected, changes, guards, lint, move, pin, series
-from scripts import matrix as matrix_model
+from scripts import affected, changes, guards, lint, move, series
 from scripts import tree as work_tree
 from scripts.base import console, files
 from scripts.base.errors import ActionNeeded, GuardError, SeriesError, UsageError
 from scripts.base.fetch import sha256
 from scripts.base.git import Repository
-from scripts.matrix import Upstream
+from scripts.source import kernel_set, pin
+from scripts.source import matrix as matrix_model
+from scripts.source.matrix import Upstream
 
 if TYPE_CHECKING:
-    from scripts.matrix import Matrix
-    from scripts.releases import Release
-    from scripts.upstream import Checkout
+    from scripts.source.matrix import Matrix
+    from scripts.source.releases import Release
+    from scripts.source.upstream import Checkout
 
 FORMAT = 1
 _GO_ON = "nox -s rebase -- --continue"
@@ -419,7 +420,7 @@ class Rebase:
             state.done,
             range_diff,
             tuple(k.name for k in touched),
-            ",".join(matrix_model.spell_kernels(touched)) if touched else "",
+            ",".join(kernel_set.spell_kernels(touched)) if touched else "",
             linked,
             written.written,
             written.removed,

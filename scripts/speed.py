@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from scripts import build, maintain, matrix, toolchain, verify
+from scripts import build, toolchain, verify
 from scripts.base import console, layout
 from scripts.base.errors import NotVerified, UsageError, VerifyError
+from scripts.source import kernel_set, matrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -172,9 +173,9 @@ def _has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def _measure(options: Namespace, wanted: tuple[matrix.Kernel, ...], result: Path) -> None:
+def _measure(options: Namespace, wanted: tuple[kernel_set.Kernel, ...], result: Path) -> None:
     """Build the wheel and stock's extension, and run the benchmark with both, in an environment of their own."""
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     target = loaded.named(options.target) if options.target else loaded.default()
     job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
     place = build.Place(layout.BUILD, layout.BUILD / "bench" / "dist", cache=True)
@@ -215,7 +216,7 @@ def run(options: Namespace) -> None:
             )
         path = layout.BUILD / "bench" / "kernels.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        _measure(options, options.kernels or matrix.parse_kernels(KERNELS), path)
+        _measure(options, options.kernels or kernel_set.parse_kernels(KERNELS), path)
     facts = read(path)
     found = goals(facts["rows"])
     if options.json:

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import lint, move, tree, upstream
+from scripts import lint, move, tree
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.source import upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from scripts.matrix import Upstream
-    from scripts.releases import Release
     from scripts.series import Series
+    from scripts.source.matrix import Upstream
+    from scripts.source.releases import Release
 
 REPEATS = 3
 

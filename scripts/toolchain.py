@@ -22,7 +22,7 @@ from scripts.base.process import run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scripts.matrix import Target
+    from scripts.source.matrix import Target
 
 # What kernels need of the package index's toolkit: the compiler, its device code optimiser, cuda_runtime.h and its
 # parts, and libcu++. Headers of cuBLAS and the like, which torch's own include, come with torch.

@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts import series as model
-from scripts import upstream
 from scripts.base import console, files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.source import upstream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scripts.matrix import Upstream
     from scripts.series import Series
+    from scripts.source.matrix import Upstream
 
 _MARKER = "series.json"  # in the repository's .git: what was applied
 _MARKER_FORMAT = 2

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from scripts import matrix, series, tree, upstream, wheel
+from scripts import series, tree, wheel
 from scripts.base import console, files, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
 from scripts.base.git import Repository
 from scripts.base.process import run
+from scripts.source import matrix, upstream
 from scripts.toolchain import find_python, torch_for_cuda
 
 if TYPE_CHECKING:

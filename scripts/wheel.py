@@ -28,14 +28,14 @@ from scripts.base import files
 from scripts.base.errors import WheelError
 from scripts.base.process import run
 from scripts.kernels import FORK, HIDDEN_OPTIONS, nvcc_flags
-from scripts.matrix import spell_kernels
+from scripts.source.kernel_set import spell_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from scripts.kernels import Plan
-    from scripts.matrix import Matrix, Target
     from scripts.series import Series
+    from scripts.source.matrix import Matrix, Target
     from scripts.toolchain import Toolchain
     from scripts.tree import Tree
 

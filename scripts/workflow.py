@@ -11,7 +11,7 @@ from scripts.base.errors import MatrixError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripts.matrix import Matrix
+    from scripts.source.matrix import Matrix
 
 PATH = ".github/workflows/wheels.yml"
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator, maintain, toolchain
+from scripts import emulator, toolchain
 from scripts.base import layout
 from scripts.base.errors import VerifyError
 from scripts.base.process import run
+from scripts.source import matrix
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -43,7 +44,7 @@ def test_a_failure_is_an_error() -> None:
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program of small kernels on the emulator, without torch."""
-    target = maintain.load().default()
+    target = matrix.load(layout.MATRIX).default()
     tools = toolchain.assemble(target, toolchain.check_python(target, None), layout.BUILD, cache=False)
     folder = tmp_path_factory.mktemp("faults")
     source, what = emulator.SUITE / "faults.cu", {"error": VerifyError, "what": "could not build the small kernels"}

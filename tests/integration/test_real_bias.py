@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from scripts import compare, maintain, matrix
-from scripts.upstream import Source
+from scripts import compare, maintain
+from scripts.base import layout
+from scripts.source import kernel_set, matrix
+from scripts.source.upstream import Source
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -19,8 +21,8 @@ Code = Mapping[str, Mapping[str, compare.Code]]  # by file and kernel
 def code() -> tuple[Code, Code]:
     """With mask and bias, and without."""
     words = "hdim32,fp16,causal"
-    _, applied = maintain.apply(maintain.load(), Source.SDIST)
-    ours, without = compare.compiled([(applied, matrix.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90")
+    _, applied = maintain.apply(matrix.load(layout.MATRIX), Source.SDIST)
+    ours, without = compare.compiled([(applied, kernel_set.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90")
     return ours, without
 
 

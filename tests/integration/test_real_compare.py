@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import compare, maintain, toolchain
+from scripts import compare, toolchain
 from scripts.base import layout
+from scripts.source import matrix
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -27,7 +28,7 @@ __global__ void local(float *data, const int *order) {
 
 
 def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: Path) -> None:
-    tools = toolchain.assemble(maintain.load().default(), None, layout.BUILD, cache=False)
+    tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=False)
     source, item = tmp_path / "kernels.cu", tmp_path / "kernels.o"
     source.write_text(SOURCE, encoding="utf-8")
     command = [tools.toolkit.nvcc, f"-ccbin={tools.cxx}", "-arch=sm_90", "-Xptxas=-v", "-c", source, "-o", item]

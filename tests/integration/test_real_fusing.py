@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from scripts import architectures, compare, emulator, kernels, maintain, matrix, toolchain
+from scripts import architectures, compare, emulator, kernels, maintain, toolchain
 from scripts.base import layout
 from scripts.base.errors import CompileError
 from scripts.base.process import run
-from scripts.upstream import Source
+from scripts.source import kernel_set, matrix
+from scripts.source.upstream import Source
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -46,11 +47,11 @@ def sums(cubin: Path) -> dict[str, int]:
 
 
 def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     _, applied = maintain.apply(loaded, Source.SDIST)
     tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     # The object that nox -s emulate compiles.
-    plan = kernels.Plan(applied, tools, matrix.parse_kernels("hdim32,fp16,split,causal"), ("90",), layout.BUILD, emulator.FLAVOUR)
+    plan = kernels.Plan(applied, tools, kernel_set.parse_kernels("hdim32,fp16,split,causal"), ("90",), layout.BUILD, emulator.FLAVOUR)
     (item,) = kernels.compile_units(plan, kernels.kernel_units(plan), None).objects
     ((_, ptx),) = architectures.ptx(item)
     source = tmp_path / "split.ptx"

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import changes, guards, kernels, lint, matrix, move, releases, series, toolchain, tree, upstream
+from scripts import changes, guards, kernels, lint, move, series, toolchain, tree
 from scripts.base.errors import ActionNeeded
 from scripts.base.layout import cache
-from scripts.matrix import Pass
 from scripts.rebase import Rebase, Report
+from scripts.source import kernel_set, matrix, releases, upstream
+from scripts.source.kernel_set import Pass
 
 pytestmark = pytest.mark.network
 
@@ -88,7 +89,7 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
         upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST),
         root / "build/source",
     )
-    changed = [k for k in matrix.parse_kernels("hdim32,fp16,causal") if k.name in report.kernels]
+    changed = [k for k in kernel_set.parse_kernels("hdim32,fp16,causal") if k.name in report.kernels]
     # The split pass takes four minutes, and shares its headers with the forward pass.
     chosen = tuple(k for k in changed if k.kind is not Pass.SPLIT)
     if not chosen:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix
 from scripts.base import layout
+from scripts.source import matrix
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix, series, tree, upstream
+from scripts import series, tree
 from scripts.base.errors import SeriesError, UpstreamError
 from scripts.base.git import Repository
 from scripts.base.layout import cache
+from scripts.source import matrix, upstream
 
 pytestmark = pytest.mark.network
 

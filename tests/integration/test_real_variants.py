@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts import compare, kernels, maintain, matrix, series, toolchain
+from scripts import compare, kernels, maintain, series, toolchain
 from scripts.base import layout
-from scripts.upstream import Source
+from scripts.source import kernel_set, matrix
+from scripts.source.upstream import Source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,10 +45,10 @@ def is_rare(name: str) -> bool:
 def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
     """With the patches that take kernels away, and without."""
     count = next(n for n, patch in enumerate(series.read(layout.PATCHES).patches) if patch.subject == BEFORE)
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     _, whole = maintain.apply(loaded, Source.SDIST)
     _, part = maintain.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)
-    wanted = tuple(k for words in KERNELS for k in matrix.parse_kernels(words))
+    wanted = tuple(k for words in KERNELS for k in kernel_set.parse_kernels(words))
     ours, before = compare.compiled([(whole, wanted), (part, wanted)], "90")
     return ours, before
 
@@ -108,7 +109,7 @@ int main() {
     ],
 )
 def test_what_the_compiler_knows_of_the_gpus(tmp_path: Path, architectures: list[str], large: str, sm8x: str) -> None:
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     _, applied = maintain.apply(loaded, Source.SDIST)
     tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     source = tmp_path / "gpus.cpp"

@@ -141,13 +141,14 @@ def test_an_interrupt_ends_the_compilers_too(tmp_path: Path) -> None:
 
 def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: Path) -> None:
     """A compiler's own message reaches the user, through ninja and the compile cache."""
-    from scripts import kernels, matrix, toolchain
+    from scripts import kernels, toolchain
     from scripts.base.errors import CompileError
+    from scripts.source import kernel_set, matrix
     from scripts.tree import Tree
 
     target = matrix.load(ROOT / "wheel_matrix.toml").default()
     tools = toolchain.assemble(target, None, ROOT / "build", cache=True)
-    chosen = matrix.parse_kernels(KERNELS)
+    chosen = kernel_set.parse_kernels(KERNELS)
     source = tmp_path / "source/csrc/flash_attn/src" / chosen[0].source
     source.parent.mkdir(parents=True)
     source.write_text("__global__ void kernel() { undeclared = 1; }\n")

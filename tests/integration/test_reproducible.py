@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from scripts import kernels, matrix, toolchain
+from scripts import kernels, toolchain
 from scripts.base import layout
 from scripts.base.errors import CompileError, WheelError
 from scripts.base.process import run
+from scripts.source import kernel_set, matrix
 from scripts.tree import Tree
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNEL = matrix.parse_kernels("hdim32,fp16,fwd,causal")
+KERNEL = kernel_set.parse_kernels("hdim32,fp16,fwd,causal")
 # What differs between two compiles of one file unless nvcc is told otherwise: names of what is static, and __FILE__. Like
 # upstream's, the file defines a specialisation alone: a plain function's name would serve nvcc in place of its process id.
 HEADER = """#include <cstdio>

@@ -16,7 +16,7 @@ from scripts import tree
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.base.pip import PipConfig
-from scripts.upstream import Checkout, Source
+from scripts.source.upstream import Checkout, Source
 
 HEADER = "csrc/cutlass/include/cutlass/cutlass.h"
 BASE = {HEADER: "// cutlass\n", "setup.py": "".join(f"line {i}\n" for i in range(1, 41)), "flash_attn/__init__.py": '__version__ = "2.8.3.post1"\n'}

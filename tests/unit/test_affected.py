@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from scripts import affected, matrix, series, tree
+from scripts import affected, series, tree
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.source import kernel_set, matrix
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
 SRC = "csrc/flash_attn/src"
-KERNEL, OTHER = matrix.ALL_KERNELS[:2]
+KERNEL, OTHER = kernel_set.ALL_KERNELS[:2]
 FILES = BASE | {
     f"{SRC}/{KERNEL.source}": '#include "launch.h"\n',
     f"{SRC}/{OTHER.source}": "// stands alone\n",

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import __main__, build, kernels, maintain, matrix, toolchain, tree, upstream, verify
+from scripts import __main__, build, kernels, maintain, toolchain, tree, verify
 from scripts.base import files, layout
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, WheelError
+from scripts.source import matrix, upstream
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
@@ -166,7 +167,7 @@ def test_several_builds_are_planned_first_and_share_their_kernels() -> None:
 
 
 def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     target = loaded.default()
     job = build.Job(target, "3.12", target.kernels, ("90",))
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
@@ -276,9 +277,9 @@ def test_applying_waits_for_another_run(tmp_path: Path, monkeypatch: pytest.Monk
     """A build applies first: two of them side by side are no mistake."""
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
     monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(maintain, "find", lambda *_: None)
+    monkeypatch.setattr(upstream, "pinned", lambda *_: None)
     monkeypatch.setattr(maintain.tree, "apply", lambda *_, **__: applied)
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     with ThreadPoolExecutor() as threads:
         with files.alone(tmp_path / "build"):
             second = threads.submit(maintain.apply, loaded, upstream.Source.AUTO)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import containers, matrix, wheel
+from scripts import containers, wheel
 from scripts.base import layout
 from scripts.base.errors import ToolchainError, WheelError
+from scripts.source import matrix
 
 if sys.version_info >= (3, 11):
     import tomllib

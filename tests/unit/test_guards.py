@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import guards, matrix, series, tree
+from scripts import guards, series, tree
 from scripts.base import layout
 from scripts.base.errors import GuardError
+from scripts.source import matrix
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import kernels, matrix, wheel
+from scripts import kernels, wheel
 from scripts.base import console
 from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError
 from scripts.base.process import run
+from scripts.source import kernel_set
 from scripts.toolchain import Environment, Toolchain, Toolkit, _tool
 from scripts.tree import Tree
 
-KERNELS = matrix.parse_kernels("hdim64,fp16")
+KERNELS = kernel_set.parse_kernels("hdim64,fp16")
 
 
 def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchain:
@@ -41,7 +42,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
 
 
-def plan(tmp_path: Path, tools: Toolchain, chosen: tuple[matrix.Kernel, ...] = KERNELS, arch: str = "90") -> kernels.Plan:
+def plan(tmp_path: Path, tools: Toolchain, chosen: tuple[kernel_set.Kernel, ...] = KERNELS, arch: str = "90") -> kernels.Plan:
     return kernels.Plan(tree(tmp_path), tools, chosen, (arch,), tmp_path / "build")
 
 

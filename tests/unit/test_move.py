@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix, move, series
+from scripts import move, series
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
 from scripts.move import Outcome
-from scripts.releases import Release
+from scripts.source import matrix
+from scripts.source.releases import Release
 from tests.unit.conftest import BASE, GONE, checkout_of, write_files
 
 ROOT = Path(__file__).resolve().parents[2]

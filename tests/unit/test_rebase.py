@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts import affected, changes, lint, matrix, series
+from scripts import affected, changes, lint, series
 from scripts.base import files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
 from scripts.rebase import Rebase, Report
-from scripts.releases import Release
+from scripts.source import matrix
+from scripts.source.releases import Release
 from tests.unit.conftest import BASE, checkout_of, write_files
 
 ROOT = Path(__file__).resolve().parents[2]

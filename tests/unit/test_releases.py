@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix, releases, upstream
 from scripts.base import pip
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
-from scripts.releases import find
-from scripts.upstream import Source
+from scripts.source import matrix, releases, upstream
+from scripts.source.releases import find
+from scripts.source.upstream import Source
 from tests.unit.conftest import HEADER, PackageIndex, write_files
 
 ROOT = Path(__file__).resolve().parents[2]

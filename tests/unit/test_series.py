@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import changes, matrix, series
+from scripts import changes, series
 from scripts.base.errors import SeriesError
+from scripts.source import matrix
 from tests.unit.conftest import BASE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix, series, steps, tree
+from scripts import series, steps, tree
 from scripts.base.errors import UsageError
+from scripts.source import matrix
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]

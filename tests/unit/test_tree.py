@@ -16,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts import matrix, series, tree
+from scripts import series, tree
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.source import matrix
 from tests.unit.conftest import BASE, HEADER, checkout_of, message, write_files
 
 ROOT = Path(__file__).resolve().parents[2]

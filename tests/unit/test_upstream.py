@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import matrix, upstream
 from scripts.base import pip
 from scripts.base.errors import UpstreamError
+from scripts.source import matrix, upstream
 from tests.unit.conftest import PackageIndex
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix, series, tree, upstream, verify
+from scripts import series, tree, verify
 from scripts.base.errors import VerifyError, WheelError
+from scripts.source import matrix, upstream
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]

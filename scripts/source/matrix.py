@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, replace
-from enum import Enum
-from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scripts.base.errors import MatrixError, UsageError
+from scripts.source.kernel_set import Kernel, parse_kernels
+from scripts.source.mistakes import explain, mistake_at
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-HEAD_DIMS = (32, 64, 96, 128, 192, 256)
-DTYPES = ("fp16", "bf16")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # What upstream's kernels run on, and the first nvcc that makes machine code for it.
 _FIRST_CUDA = {
@@ -41,107 +39,6 @@ _FIRST_CUDA = {
 }
 ARCHITECTURES = tuple(_FIRST_CUDA)
 _WHOLE_TOOLKIT_FROM = "13.0"  # the first CUDA whose compiler the package index has whole
-
-
-class Pass(str, Enum):
-    """A kind of kernel file."""
-
-    FWD = "fwd"
-    SPLIT = "split"
-    BWD = "bwd"
-
-
-@dataclass(frozen=True, order=True)
-class Kernel:
-    """One kernel file of upstream: a pass, a head dim, a dtype, causal or not."""
-
-    kind: Pass
-    head_dim: int
-    dtype: str
-    causal: bool
-    bias: bool = True  # with attn_mask and attn_bias
-
-    @property
-    def name(self) -> str:
-        """The name that the extension reports, such as ``split_hdim64_fp16_causal``."""
-        return f"{self.kind.value}_hdim{self.head_dim}_{self.dtype}{'_causal' if self.causal else ''}"
-
-    @property
-    def source(self) -> str:
-        """The file under ``csrc/flash_attn/src``."""
-        kind = {Pass.FWD: "fwd", Pass.SPLIT: "fwd_split", Pass.BWD: "bwd"}[self.kind]
-        return f"flash_{kind}_hdim{self.head_dim}_{self.dtype}{'_causal' if self.causal else ''}_sm80.cu"
-
-    @property
-    def bit(self) -> int:
-        """Its place in the masks of ``fork_kernel_set.h``."""
-        return (HEAD_DIMS.index(self.head_dim) * 2 + DTYPES.index(self.dtype)) * 2 + self.causal
-
-
-NO_BIAS = "no-bias"
-ALL_KERNELS = tuple(Kernel(*parts) for parts in product(Pass, HEAD_DIMS, DTYPES, (False, True)))
-
-_WORDS: dict[str, tuple[str, Any]] = {
-    **{f"hdim{d}": ("head_dim", d) for d in HEAD_DIMS},
-    **{d: ("dtype", d) for d in DTYPES},
-    **{p.value: ("kind", p) for p in Pass},
-    "causal": ("causal", True),
-    "full": ("causal", False),
-}
-
-
-def parse_kernels(text: str) -> tuple[Kernel, ...]:
-    """Kernels that a choice such as ``hdim64,fp16,fwd`` or ``all`` names.
-
-    A kind of word (head dim, dtype, pass, causal or full) that is absent means all of its values. With ``no-bias`` they
-    do without attn_mask and attn_bias.
-
-    >>> [k.name for k in parse_kernels("hdim64,fp16,fwd")]
-    ['fwd_hdim64_fp16', 'fwd_hdim64_fp16_causal']
-    >>> len(parse_kernels("all"))
-    72
-    >>> any(k.bias for k in parse_kernels("all,no-bias"))
-    False
-
-    Raises:
-        ValueError: a word that is none of these.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if NO_BIAS in words:
-        rest = ",".join(word for word in words if word != NO_BIAS)
-        return tuple(replace(k, bias=False) for k in parse_kernels(rest or "all"))
-    if words == ["all"]:
-        return ALL_KERNELS
-    chosen: dict[str, set[Any]] = {}
-    for word in words:
-        if word == "all":
-            raise ValueError(f"'all' stands alone, or beside {NO_BIAS!r}; {text!r} has more")
-        if not word:
-            raise ValueError(f"{text!r} has an empty word; choose 'all', or some of {', '.join([*_WORDS, NO_BIAS])}")
-        if word not in _WORDS:
-            raise ValueError(f"{word!r} names no kernels; choose 'all', or some of {', '.join([*_WORDS, NO_BIAS])}")
-        kind, value = _WORDS[word]
-        chosen.setdefault(kind, set()).add(value)
-    return tuple(k for k in ALL_KERNELS if all(getattr(k, kind) in values for kind, values in chosen.items()))
-
-
-def spell_kernels(kernels: Iterable[Kernel]) -> tuple[str, ...]:
-    """The words that name these kernels for :func:`parse_kernels`; they may name more where the kernels are no product of kinds.
-
-    >>> spell_kernels(parse_kernels("hdim64,fp16,fwd"))
-    ('hdim64', 'fp16', 'fwd')
-    >>> spell_kernels(ALL_KERNELS)
-    ('all',)
-    >>> spell_kernels(parse_kernels("all,no-bias"))
-    ('all', 'no-bias')
-    """
-    kernels = tuple(kernels)
-    words: list[str] = []
-    for attribute in ("head_dim", "dtype", "kind", "causal"):
-        values = {getattr(k, attribute) for k in kernels}
-        if len(values) < len({getattr(k, attribute) for k in ALL_KERNELS}):
-            words += [word for word, (kind, value) in _WORDS.items() if kind == attribute and value in values]
-    return (*(words or ["all"]), *(() if all(k.bias for k in kernels) else (NO_BIAS,)))
 
 
 def _pattern(regex: str, what: str) -> AfterValidator:
@@ -290,47 +187,6 @@ class Matrix:
         return f"{self.upstream.version}+det.{self.fork.revision}.{target.label}"
 
 
-def _line_of(text: str, location: Sequence[str | int]) -> int:
-    r"""The line of a key, or of the last table or key on the way to it that the text has.
-
-    >>> _line_of('[a]\nx = 1\n[a.b]\ny = 2', ("a", "b", "y"))
-    4
-    >>> _line_of('[a]\nx = 1', ("a", "z"))
-    1
-    """
-    names = [str(part) for part in location if not isinstance(part, int)]
-    lines = text.splitlines()
-    best = 1
-    for depth in range(len(names), 0, -1):
-        wanted = names[:depth]
-        table: list[str] = []
-        for number, line in enumerate(lines, 1):
-            if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-                table = [part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.\s]+', header[1])]
-                if table == wanted:
-                    return number
-            elif (key := re.match(r"""\s*("[^"]*"|'[^']*'|[\w-]+)\s*=""", line)) and [*table, key[1].strip("\"'")] == wanted:
-                return number
-    return best
-
-
-def _mistake(path: Path, text: str, location: Sequence[str | int], message: str) -> MatrixError:
-    key = ".".join(str(part) for part in location) or "the file"
-    return MatrixError(f"{path}:{_line_of(text, location)}: {key}: {message}")
-
-
-def _explain(details: Any, allowed: Iterable[str]) -> str:
-    kind, message = details["type"], details["msg"].removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        return f"unknown key; allowed are {', '.join(allowed)}"
-    if kind == "missing":
-        return "this key is missing"
-    value = details["input"]
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and kind in ("string_type", "literal_error"):
-        return f'{message} (it is the number {value}; write "{value}", in quotes)'
-    return message if repr(value) in message else f"{message} (it is {value!r})"
-
-
 def _keys_allowed(location: Sequence[str | int]) -> list[str]:
     names = [str(part) for part in location[:-1]]
     tables: dict[str, type[_Table]] = {"": _File, "upstream": Upstream, "fork": Fork, "toolkits": Assembled, "targets": _TargetTable}
@@ -344,9 +200,9 @@ def _shared_ptx(path: Path, text: str, parsed: _File) -> dict[str, tuple[str, ..
     for base, others in parsed.shared_ptx.items():
         for other in others:
             if int(other) <= int(base):
-                raise _mistake(path, text, ("shared-ptx", base), f"{other} is no later than {base}, whose PTX it would be made from")
+                raise mistake_at(path, text, ("shared-ptx", base), f"{other} is no later than {base}, whose PTX it would be made from")
             if other in seen:
-                raise _mistake(path, text, ("shared-ptx", base), f"{other} is made from the PTX of {seen[other]} already")
+                raise mistake_at(path, text, ("shared-ptx", base), f"{other} is made from the PTX of {seen[other]} already")
             seen[other] = base
         shared[base] = tuple(others)
     return shared
@@ -392,27 +248,27 @@ def load(path: Path) -> Matrix:
     except tomllib.TOMLDecodeError as e:
         raise MatrixError(f"{path}: not TOML: {e}.") from e
     except ValidationError as e:
-        mistakes = [_mistake(path, text, d["loc"], _explain(d, _keys_allowed(d["loc"]))) for d in e.errors()]
+        mistakes = [mistake_at(path, text, d["loc"], explain(d, _keys_allowed(d["loc"]))) for d in e.errors()]
         raise MatrixError("\n".join(str(m) for m in mistakes)) from None
     for name, table in parsed.targets.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise _mistake(path, text, ("targets", name), "a target's name is a folder's, of letters, digits, '.', '_' and '-'")
+            raise mistake_at(path, text, ("targets", name), "a target's name is a folder's, of letters, digits, '.', '_' and '-'")
         known = parsed.torch_cuda.get(table.torch)
         if known is None:
             listed = ", ".join(parsed.torch_cuda)
-            raise _mistake(path, text, ("targets", name, "torch"), f"torch {table.torch} is not in [torch-cuda], which has {listed}")
+            raise mistake_at(path, text, ("targets", name, "torch"), f"torch {table.torch} is not in [torch-cuda], which has {listed}")
         if known != table.cuda:
             fits = ", ".join(t for t, c in parsed.torch_cuda.items() if c == table.cuda) or "none in [torch-cuda]"
             message = f"torch {table.torch} is built for CUDA {known}, not {table.cuda}; for CUDA {table.cuda} there is {fits}"
-            raise _mistake(path, text, ("targets", name, "torch"), message)
+            raise mistake_at(path, text, ("targets", name, "torch"), message)
         if mistake := _toolkit_mistake(table, parsed.toolkits):
-            raise _mistake(path, text, ("targets", name, "toolkit"), mistake)
+            raise mistake_at(path, text, ("targets", name, "toolkit"), mistake)
         if mistake := too_early(table.cuda, table.arch):
-            raise _mistake(path, text, ("targets", name, "arch"), mistake)
+            raise mistake_at(path, text, ("targets", name, "arch"), mistake)
     defaults = [name for name, table in parsed.targets.items() if table.default]
     if len(defaults) != 1:
         where = ("targets", defaults[1], "default") if defaults else ("targets", next(iter(parsed.targets)))
-        raise _mistake(path, text, where, f"one target must have default = true; {', '.join(defaults) or 'none'} has")
+        raise mistake_at(path, text, where, f"one target must have default = true; {', '.join(defaults) or 'none'} has")
     targets = tuple(
         Target(
             name,

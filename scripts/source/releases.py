@@ -10,18 +10,18 @@ import httpx2
 from packaging.version import InvalidVersion, Version
 from unearth.errors import UnpackError
 
-from scripts import upstream
 from scripts.base import console, pip
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
-from scripts.matrix import UNKNOWN, Upstream
+from scripts.source import upstream
+from scripts.source.matrix import UNKNOWN, Upstream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from unearth.fetchers import Fetcher
 
-    from scripts.matrix import Matrix
+    from scripts.source.matrix import Matrix
 
 LATEST = "latest"
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import tomlkit
 
-from scripts import matrix as model
 from scripts.base.errors import MatrixError
 from scripts.base.git import Repository
-from scripts.matrix import UNKNOWN
+from scripts.source import matrix as model
+from scripts.source.matrix import UNKNOWN
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripts.matrix import Matrix, Upstream
+    from scripts.source.matrix import Matrix, Upstream
 
 
 def write(matrix: Matrix, pin: Upstream) -> bool:

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, cast
 import httpx2
 from unearth.errors import UnpackError
 
-from scripts.base import console
+from scripts.base import console, layout
 from scripts.base.errors import UpstreamError
 from scripts.base.fetch import OtherContentError, fetch, sha256
 from scripts.base.git import Repository
 from scripts.base.pip import PipConfig
-from scripts.matrix import UNKNOWN
+from scripts.source.matrix import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from unearth.fetchers import Fetcher
 
-    from scripts.matrix import Upstream
+    from scripts.source.matrix import Upstream
 
 CUTLASS = "csrc/cutlass"
 _IN_SDIST = (".cu", ".h", ".cuh", ".cpp", ".hpp", ".py")  # of csrc, what upstream's MANIFEST.in names; git has more (.inl)
@@ -214,6 +214,14 @@ def find(pin: Upstream, folder: Path, cache: Path, source: Source = Source.AUTO)
     else:
         why = "--source sdist"
     return from_sdist(pin, cache, why)
+
+
+def pinned(pin: Upstream, source: Source) -> Checkout:
+    """The release that this repository pins, telling where it comes from."""
+    console.step(f"Upstream {pin.version}")
+    checkout = find(pin, layout.UPSTREAM, layout.cache("sdist"), source)
+    console.note(f"from {checkout.source.value}: {checkout.why}")
+    return checkout
 
 
 def materialise(checkout: Checkout, target: Path) -> None:
