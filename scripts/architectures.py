@@ -18,6 +18,7 @@ from rich.table import Table
 from scripts import build, kernels, maintain, toolchain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
+from scripts.series import clone
 from scripts.source import matrix
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from scripts.series.tree import Tree
     from scripts.source.kernel_set import Kernel
     from scripts.source.matrix import Matrix
-    from scripts.tree import Tree
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _MACHINE_CODE = 1, 2
@@ -144,7 +145,7 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"[shared-ptx] of {loaded.path.name} is empty; name compute capabilities with --arch.")
     if wrong := [a for base, others in asked.items() for a in others if int(a) <= int(base)]:
         raise UsageError(f"{', '.join(wrong)}: no later than the PTX that they would be made from (--ptx).")
-    _, applied = maintain.apply(loaded, options.source)
+    _, applied = clone.apply(loaded, options.source)
     tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
     found = check(applied, tools, options.kernels or target.kernels, asked)
     table = Table("kernel file", "machine code", "from the PTX of", "kernels", "differ")

@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any, cast
 from ninja import ninja_syntax
 from rich.table import Table
 
-from scripts import build, kernels, maintain, metered, speed, toolchain, tree, wheel
+from scripts import build, kernels, maintain, metered, speed, toolchain, wheel
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.base.git import Repository
 from scripts.base.process import last_lines, quoted, run
+from scripts.series import clone, tree
 from scripts.source import kernel_set, matrix, upstream
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ def _folder(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain) -
 
 def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, options: argparse.Namespace, folder: Path) -> tuple[Ours, Side]:
     """Both sides' figures."""
-    _, applied = maintain.apply(loaded, options.source, folder / "source", reset=True)  # nobody's work is there
+    _, applied = clone.apply(loaded, options.source, folder / "source", reset=True)  # nobody's work is there
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
     units, unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
     ours, (binding,) = _compiles(plan, "ours", units), _compiles(plan, "ours", [unit])

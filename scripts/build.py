@@ -21,6 +21,7 @@ from scripts import containers, kernels, maintain, toolchain, wheel, workflow
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, UpstreamError, UsageError, WheelError
 from scripts.base.process import last_lines
+from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _compile(plan: kernels.Plan, units: list[kernels.Unit], jobs: int | None) ->
 
 def _kernels_only(loaded: matrix.Matrix, job: Job, options: argparse.Namespace) -> None:
     """Compile the kernel files, which need neither torch nor Python; builds of wheels find them."""
-    _, applied = maintain.apply(loaded, options.source)
+    _, applied = clone.apply(loaded, options.source)
     console.step(f"Toolchain for the kernels of {job.target.name}")
     plan = kernels.Plan(
         applied, _toolchain(job, None, cache=not options.no_cache), job.kernels, job.architectures, layout.BUILD, shared_ptx=loaded.shared_ptx
@@ -156,9 +157,9 @@ def build_one(loaded: matrix.Matrix, job: Job, options: argparse.Namespace, plac
     build, out = place.build, place.out
     started = time.monotonic()
     if options.stock:  # the first patch alone, which lets a build choose kernels and no more
-        patches, applied = maintain.apply(loaded, options.source, build / "stock-source", count=1)
+        patches, applied = clone.apply(loaded, options.source, build / "stock-source", count=1)
     else:
-        patches, applied = maintain.apply(loaded, options.source, build / "source")
+        patches, applied = clone.apply(loaded, options.source, build / "source")
     console.step(f"Toolchain for {job.target.name}, Python {job.python}")
     tools = _toolchain(job, job.python, cache=place.cache)
     console.note(f"torch {tools.environment.torch}")
@@ -258,7 +259,7 @@ def _jobs(loaded: matrix.Matrix, options: argparse.Namespace) -> list[Job]:
 
 def _made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
     """The kernels of a job whose objects are there."""
-    applied, tools = maintain.standing(loaded), toolchain.present(job.target, layout.BUILD)
+    applied, tools = clone.standing(loaded), toolchain.present(job.target, layout.BUILD)
     if applied is None or tools is None:
         return set()
     units = kernels.kernel_units(kernels.Plan(applied, tools, job.kernels, job.architectures, layout.BUILD, shared_ptx=loaded.shared_ptx))

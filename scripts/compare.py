@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from elftools.elf.sections import SymbolTableSection
 from rich.table import Table
 
-from scripts import architectures, build, kernels, maintain, series, toolchain
+from scripts import architectures, build, kernels, maintain, toolchain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
+from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from elftools.elf.elffile import ELFFile
 
-    from scripts.tree import Tree
+    from scripts.series.tree import Tree
 
 _KERNELS = "hdim64,fp16,causal"  # a file of each pass
 _FREE_OF_TORCH = "0002"  # the patch from which on kernel files compile without torch
@@ -159,7 +160,7 @@ def compiled(
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded, whole = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
+    loaded, whole = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
     first = whole.named(options.patch) if options.patch else len(whole.patches) - 1
     last = whole.named(options.through) if options.through else first
     if last < first:
@@ -170,7 +171,7 @@ def _run(options: argparse.Namespace) -> None:
     layout.BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=layout.BUILD, prefix="compare-") as folder:
         for count in (first, last + 1):
-            _, applied = maintain.apply(loaded, options.source, Path(folder) / str(count), count=count)
+            _, applied = clone.apply(loaded, options.source, Path(folder) / str(count), count=count)
             if not (applied.root / "csrc/flash_attn/src/fork_runtime.h").exists():
                 raise UsageError(f"kernel files include torch before {_FREE_OF_TORCH}; compare patches that come after it.")
             trees.append((applied, options.kernels))

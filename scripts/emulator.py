@@ -21,6 +21,7 @@ from scripts import build, kernels, maintain, toolchain, verify
 from scripts.base import console, layout, pip
 from scripts.base.errors import CompileError, ToolchainError, VerifyError
 from scripts.base.process import run
+from scripts.series import clone
 from scripts.source import matrix, upstream
 from scripts.source.matrix import ARCHITECTURES
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
+    from scripts.series.tree import Tree
     from scripts.source.kernel_set import Kernel
-    from scripts.tree import Tree
 
 SUITE = layout.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
@@ -112,7 +113,7 @@ def _run(options: argparse.Namespace) -> None:
     loaded = matrix.load(layout.MATRIX)
     target = loaded.default()
     python = toolchain.check_python(target, options.python)
-    _, applied = maintain.apply(loaded, options.source)
+    _, applied = clone.apply(loaded, options.source)
     own = layout.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
     own.parent.mkdir(parents=True, exist_ok=True)
     verify.write_upstream_tests(upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), options.source), own)

@@ -34,9 +34,9 @@ from scripts.source.matrix import ARCHITECTURES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from scripts.series.tree import Tree
     from scripts.source.kernel_set import Kernel
     from scripts.toolchain import Toolchain
-    from scripts.tree import Tree
 
 # As upstream's setup.py has them, so that stock and patched kernels are compiled alike.
 NVCC_FLAGS = (

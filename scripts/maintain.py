@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,52 +10,19 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 from rich.table import Table
 
-from scripts import affected, changes, guards, kernels, lint, move, series, steps, timings, toolchain, tree
+from scripts import kernels, timings, toolchain
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UpstreamError, UsageError
 from scripts.base.git import Repository
-from scripts.rebase import Rebase, Report
+from scripts.series import changes, clone, export, forecast, guards, lint, model, move, prefixes, reach, rebase_state, tree
+from scripts.series.rebase import Rebase
 from scripts.source import kernel_set, matrix, releases, upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from scripts.move import Move
-
-
-def apply(
-    loaded: matrix.Matrix, source: upstream.Source, root: Path = layout.SOURCE, *, count: int | None = None, reset: bool = False
-) -> tuple[series.Series, tree.Tree]:
-    """Apply the series, or its first patches, telling what is done."""
-    whole = series.read(layout.PATCHES)
-    patches = whole if count is None else whole.upto(count)
-    checkout = upstream.pinned(loaded.upstream, source)
-    part = "" if patches == whole else f"the first {len(patches.patches)} of "
-    console.step(f"Patches: {part}{len(whole.patches)}")
-    if Rebase(layout.ROOT, layout.BUILD / "rebase").under_way:
-        console.warn("a rebase is under way in build/rebase (nox -s rebase -- --continue, or --abort).")
-    with files.in_turn(layout.BUILD / files.SERIES_LOCK, "is working on the series"):
-        applied = tree.apply(patches, loaded.upstream, checkout, root, of=len(whole.patches), reset=reset)
-    console.note(f"commit {applied.commit}, digest {applied.digest[:16]}…, in {applied.root}")
-    return patches, applied
-
-
-def standing(loaded: matrix.Matrix) -> tree.Tree | None:
-    """build/source, where it is the series as patches/ has it."""
-    return tree.reusable(series.read(layout.PATCHES), loaded.upstream, layout.SOURCE)
-
-
-@contextmanager
-def view(source: upstream.Source) -> Iterator[tuple[series.Series, tree.Tree]]:
-    """The series as commits, to look at: build/source where it is just that, else a tree that goes again. Nobody's work is touched."""
-    loaded, patches = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
-    if (there := standing(loaded)) is not None:
-        yield patches, there
-        return
-    checkout = upstream.pinned(loaded.upstream, source)
-    (layout.BUILD / "tmp").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=layout.BUILD / "tmp", prefix="view-") as folder:
-        yield patches, tree.apply(patches, loaded.upstream, checkout, Path(folder) / "source")
+    from scripts.series.move import Move
+    from scripts.series.rebase_state import Report
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -85,28 +50,28 @@ def _command(text: str) -> str:
 
 
 def _count(text: str | None) -> int | None:
-    return None if text is None else series.read(layout.PATCHES).named(text) + 1
+    return None if text is None else model.read(layout.PATCHES).named(text) + 1
 
 
 def _apply(options: argparse.Namespace) -> None:
-    patches, applied = apply(matrix.load(layout.MATRIX), options.source, count=_count(options.to), reset=options.reset)
+    patches, applied = clone.apply(matrix.load(layout.MATRIX), options.source, count=_count(options.to), reset=options.reset)
     if options.json:
         names = [p.name for p in patches.patches]
         console.result({"root": str(applied.root), "base": applied.base, "commit": applied.commit, "digest": applied.digest, "patches": names})
 
 
-def _files(done: tree.Exported | Report) -> str:
+def _files(done: export.Exported | Report) -> str:
     """The files of patches/ that were written and removed, in words; empty for none."""
     return "; ".join(f"{verb} {', '.join(names)}" for verb, names in (("wrote", done.written), ("removed", done.removed)) if names)
 
 
 def _export(options: argparse.Namespace) -> None:
     if options.check and not layout.SOURCE.exists():
-        apply(matrix.load(layout.MATRIX), upstream.Source.AUTO)
-    if not options.check and Rebase(layout.ROOT, layout.BUILD / "rebase").under_way:
+        clone.apply(matrix.load(layout.MATRIX), upstream.Source.AUTO)
+    if not options.check and rebase_state.under_way(layout.BUILD / "rebase"):
         raise UsageError("a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) or drop it (--abort) first.")
     with files.alone(layout.BUILD):
-        done = tree.export(layout.SOURCE, layout.PATCHES, check=options.check)
+        done = export.export(layout.SOURCE, layout.PATCHES, check=options.check)
     written = _files(done)
     console.done(f"{written}. Next: nox -s lint, nox -s guards, nox -s changes." if written else "patches/ is what build/source says.")
     if options.json:
@@ -116,12 +81,12 @@ def _export(options: argparse.Namespace) -> None:
 def _reach(options: argparse.Namespace) -> None:
     """Of one patch: what it touches, and what comes out otherwise with it."""
     loaded = matrix.load(layout.MATRIX)
-    with view(options.source) as (patches, applied):
+    with clone.view(options.source) as (patches, applied):
         place = patches.named(options.patch)
         patch = patches.patches[place]
         repository = Repository(applied.root, SeriesError)
         commit = repository.commits(applied.base, applied.commit)[place]
-        found = affected.reach(repository, applied.base, commit, patch, layout.ROOT)
+        found = reach.reach(repository, applied.base, commit, patch, layout.ROOT)
     words = ",".join(kernel_set.spell_kernels(found.kernels)) if found.kernels else ""
     by_target = {target.name: [k.name for k in target.kernels if k in found.kernels] for target in loaded.targets}
     if options.json:
@@ -148,7 +113,7 @@ def _patches(options: argparse.Namespace) -> None:
     if options.patch:
         _reach(options)
         return
-    with view(options.source) as (patches, applied):
+    with clone.view(options.source) as (patches, applied):
         repository = Repository(applied.root, SeriesError)
         commits = repository.commits(applied.base, applied.commit)
         names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
@@ -212,7 +177,7 @@ def _compile(root: Path, path: str) -> Path:
 
 
 def _guards(options: argparse.Namespace) -> None:
-    with view(options.source) as (patches, applied):
+    with clone.view(options.source) as (patches, applied):
         outcomes = guards.run(patches, applied, _compile)
     if options.json:
         console.result([{**asdict(o), "guard": str(o.guard), "discriminates": o.discriminates} for o in outcomes])
@@ -228,7 +193,7 @@ def _guards(options: argparse.Namespace) -> None:
 def _forecast(options: argparse.Namespace) -> None:
     if options.markdown and options.json:
         raise UsageError("--markdown and --json: choose one.")
-    loaded, patches = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
+    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
     checkout = upstream.pinned(loaded.upstream, options.source)
     asked = options.versions or list(loaded.releases)
     git = Repository(layout.UPSTREAM, UpstreamError)
@@ -237,7 +202,7 @@ def _forecast(options: argparse.Namespace) -> None:
     to_try = [releases.find(loaded, name, layout.UPSTREAM, layout.cache("sdist"), options.source) for name in asked]
     for release in {r.name: r for r in to_try}.values():  # 'latest' may be one that was named
         console.step(f"Forecast for {release.name} ({release.how})")
-        found[release.name] = move.run_forecast(layout.BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None)
+        found[release.name] = forecast.run_forecast(layout.BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None)
     if options.json:
         as_data = {n: [{"patch": m.patch, "outcome": m.outcome.value, "evidence": m.evidence} for m in moves] for n, moves in found.items()}
         console.result({"from": loaded.upstream.version, "releases": as_data})
@@ -254,7 +219,7 @@ def _forecast(options: argparse.Namespace) -> None:
                     console.note(f"{name}, {m.patch.partition('-')[0]}: {line}")
 
 
-def _markdown(patches: series.Series, found: dict[str, list[Move]]) -> str:
+def _markdown(patches: model.Series, found: dict[str, list[Move]]) -> str:
     lines = ["| patch | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
     for i, p in enumerate(patches.patches):
         cells = [moves[i].outcome.value + "".join(f"<br>{line}" for line in moves[i].evidence) for moves in found.values()]
@@ -296,7 +261,7 @@ def _run_rebase(rebase: Rebase, options: argparse.Namespace) -> Report | None:
         raise UsageError("a rebase is under way; --continue, --skip or --abort it.")
     if stake := tree.unsaved(layout.SOURCE):
         raise SeriesError(f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset).")
-    loaded, patches = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
+    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
     checkout = upstream.pinned(loaded.upstream, options.source)
     release = releases.find(loaded, options.version, layout.UPSTREAM, layout.cache("sdist"), options.source)
     console.step(f"Rebase from {loaded.upstream.version} to {release.name} ({release.how})")
@@ -327,11 +292,11 @@ def _tell(report: Report) -> None:
 
 
 def _each(options: argparse.Namespace) -> None:
-    with view(options.source) as (patches, applied):
-        runs = steps.each(patches, applied, options.run_command, layout.BUILD / "tmp")
+    with clone.view(options.source) as (patches, applied):
+        runs = prefixes.each(patches, applied, options.run_command, layout.BUILD / "tmp")
     if options.json:
         console.result([asdict(r) for r in runs])
-    if failed := next((r for r in runs if not r.passed and r.status != steps.UNTESTABLE), None):
+    if failed := next((r for r in runs if not r.passed and r.status != prefixes.UNTESTABLE), None):
         what = "upstream itself, without any patch" if failed is runs[0] else failed.patch
         raise SeriesError(f"it fails on {what} (status {failed.status}).")
     if untested := [r.patch for r in runs if not r.passed]:
@@ -340,8 +305,8 @@ def _each(options: argparse.Namespace) -> None:
 
 
 def _bisect(options: argparse.Namespace) -> None:
-    with view(options.source) as (patches, applied):
-        first, runs = steps.bisect(patches, applied, options.run_command, layout.BUILD / "tmp")
+    with clone.view(options.source) as (patches, applied):
+        first, runs = prefixes.bisect(patches, applied, options.run_command, layout.BUILD / "tmp")
     if options.json:
         console.result({"first_failing": first, "runs": [asdict(r) for r in runs]})
     if first is None:
@@ -351,7 +316,7 @@ def _bisect(options: argparse.Namespace) -> None:
 
 
 def _changes(options: argparse.Namespace) -> None:
-    text = changes.render(matrix.load(layout.MATRIX), series.read(layout.PATCHES))
+    text = changes.render(matrix.load(layout.MATRIX), model.read(layout.PATCHES))
     path = layout.ROOT / "CHANGES.md"
     if options.check:
         changes.check(path, text)
@@ -365,7 +330,7 @@ def _changes(options: argparse.Namespace) -> None:
 
 
 def _timings(options: argparse.Namespace) -> None:
-    loaded, patches = matrix.load(layout.MATRIX), series.read(layout.PATCHES)
+    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
     checkout = upstream.pinned(loaded.upstream, options.source)
     newest = max((v for v in loaded.releases if v != loaded.upstream.version), key=Version)
     release = releases.find(loaded, newest, layout.UPSTREAM, layout.cache("sdist"), options.source)

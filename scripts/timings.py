@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import lint, move, tree
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.series import export, forecast, lint, tree
 from scripts.source import upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from scripts.series import Series
+    from scripts.series.model import Series
     from scripts.source.matrix import Upstream
     from scripts.source.releases import Release
 
@@ -74,7 +74,7 @@ def measure(series: Series, pin: Upstream, checkout: upstream.Checkout, release:
         Timing("apply again: nothing changed", _median(applied, build, applied)),
         Timing("git am, on a base that is there", _median(mail, build, base)),
         Timing("quilt push -a, on files that are there", _median(quilt, build, plain) if shutil.which("quilt") else None),
-        Timing("export --check", _median(lambda folder: tree.export(folder / "source", series.folder, check=True), build, applied)),
+        Timing("export --check", _median(lambda folder: export.export(folder / "source", series.folder, check=True), build, applied)),
         Timing("lint", _median(lambda _: lint.check(series.folder), build)),
-        Timing(f"forecast for {release.name}", _median(lambda folder: move.run_forecast(folder, series, pin, checkout, release), build)),
+        Timing(f"forecast for {release.name}", _median(lambda folder: forecast.run_forecast(folder, series, pin, checkout, release), build)),
     ]

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from scripts import series, tree, wheel
+from scripts import wheel
 from scripts.base import console, files, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
 from scripts.base.git import Repository
 from scripts.base.process import run
+from scripts.series import model, tree
 from scripts.source import matrix, upstream
 from scripts.toolchain import find_python, torch_for_cuda
 
@@ -103,8 +104,8 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
             pin = matrix.load(aside / "wheel_matrix.toml").upstream
             checkout = upstream.find(pin, root / "upstream", cache)
             made = tree.base_of(pin, checkout)
-            patches = tuple(series.parse_patch(aside / name) for name, _ in files)
-            if (made, series.Series(aside, patches).digest(made)) == (base, digest):
+            patches = tuple(model.parse_patch(aside / name) for name, _ in files)
+            if (made, model.Series(aside, patches).digest(made)) == (base, digest):
                 return Origin(where, checkout)
     raise VerifyError(
         f"{facts.path.name}: no state of this repository gives its series (digest {digest[:16]}…): built from patches that were never "
@@ -114,17 +115,17 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
 
 def _states(root: Path) -> Iterator[tuple[str, list[tuple[str, bytes]], bytes]]:
     """The series and the matrix as they lie here, then of every commit that changed them, newest first."""
-    here = series.read(root / "patches")
+    here = model.read(root / "patches")
     yield "this checkout", [(p.name, p.content) for p in here.patches], (root / "wheel_matrix.toml").read_bytes()
     repository = Repository(root, VerifyError)
     if not repository.is_top_level():
         return
     for commit in repository.run("log", "--format=%H", "--", "patches", "wheel_matrix.toml", writes=False).split():
         names = [name.removeprefix("patches/") for name in repository.files(commit, "patches")]
-        if series.LISTING not in names or "wheel_matrix.toml" not in repository.files(commit, "wheel_matrix.toml"):
+        if model.LISTING not in names or "wheel_matrix.toml" not in repository.files(commit, "wheel_matrix.toml"):
             continue
-        listed = repository.read(f"{commit}:patches/{series.LISTING}").decode("utf-8").splitlines()
-        order = [name for line in listed if (name := series.name_in(line)) in names]
+        listed = repository.read(f"{commit}:patches/{model.LISTING}").decode("utf-8").splitlines()
+        order = [name for line in listed if (name := model.name_in(line)) in names]
         content = [(name, repository.read(f"{commit}:patches/{name}")) for name in order]
         yield f"commit {commit[:12]}", content, repository.read(f"{commit}:wheel_matrix.toml")
 

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from scripts.kernels import Plan
-    from scripts.series import Series
+    from scripts.series.model import Series
+    from scripts.series.tree import Tree
     from scripts.source.matrix import Matrix, Target
     from scripts.toolchain import Toolchain
-    from scripts.tree import Tree
 
 PROVENANCE = "flash_attn/_fork.json"
 PROVENANCE_FORMAT = 1

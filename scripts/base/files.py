@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shlex
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from scripts.base import console
-from scripts.base.errors import UsageError
+from scripts.base.errors import SeriesError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +35,19 @@ def write(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         aside.unlink(missing_ok=True)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Swap two folders in one step, so that neither name is ever missing (renameat2 of Linux)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_fdcwd, rename_exchange = -100, 2
+    if libc.renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) != 0:
+        code = ctypes.get_errno()
+        place, copy = shlex.quote(str(other)), shlex.quote(f"{other}.copy")
+        raise SeriesError(
+            f"{other} could not be replaced in one step: {os.strerror(code)} (the lower layer of an overlay, a file system without exchange?). "
+            f"Nothing was changed. Copy it to where it can be: cp -a {place} {copy} && rm -r {place} && mv {copy} {place}"
+        )
 
 
 @contextmanager

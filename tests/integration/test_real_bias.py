@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from scripts import compare, maintain
+from scripts import compare
 from scripts.base import layout
+from scripts.series import clone
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
 
@@ -21,7 +22,7 @@ Code = Mapping[str, Mapping[str, compare.Code]]  # by file and kernel
 def code() -> tuple[Code, Code]:
     """With mask and bias, and without."""
     words = "hdim32,fp16,causal"
-    _, applied = maintain.apply(matrix.load(layout.MATRIX), Source.SDIST)
+    _, applied = clone.apply(matrix.load(layout.MATRIX), Source.SDIST)
     ours, without = compare.compiled([(applied, kernel_set.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90")
     return ours, without
 

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from scripts import architectures, compare, emulator, kernels, maintain, toolchain
+from scripts import architectures, compare, emulator, kernels, toolchain
 from scripts.base import layout
 from scripts.base.errors import CompileError
 from scripts.base.process import run
+from scripts.series import clone
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
 
@@ -48,7 +49,7 @@ def sums(cubin: Path) -> dict[str, int]:
 
 def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
     loaded = matrix.load(layout.MATRIX)
-    _, applied = maintain.apply(loaded, Source.SDIST)
+    _, applied = clone.apply(loaded, Source.SDIST)
     tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     # The object that nox -s emulate compiles.
     plan = kernels.Plan(applied, tools, kernel_set.parse_kernels("hdim32,fp16,split,causal"), ("90",), layout.BUILD, emulator.FLAVOUR)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import changes, guards, kernels, lint, move, series, toolchain, tree
+from scripts import kernels, toolchain
 from scripts.base.errors import ActionNeeded
 from scripts.base.layout import cache
-from scripts.rebase import Rebase, Report
+from scripts.series import changes, export, forecast, guards, lint, model, tree
+from scripts.series.rebase import Rebase
+from scripts.series.rebase_state import Report
 from scripts.source import kernel_set, matrix, releases, upstream
 from scripts.source.kernel_set import Pass
 
@@ -40,7 +42,7 @@ def test_the_table_has_every_release_of_the_matrix() -> None:
 
 @pytest.mark.parametrize("version", EXPECTED)
 def test_the_forecast_is_the_one_that_is_known(version: str, checkout: upstream.Checkout, tmp_path: Path) -> None:
-    moves = move.run_forecast(tmp_path, series.read(ROOT / "patches"), MATRIX.upstream, checkout, release(version))
+    moves = forecast.run_forecast(tmp_path, model.read(ROOT / "patches"), MATRIX.upstream, checkout, release(version))
     assert {m.patch.partition("-")[0]: m.outcome.value for m in moves} == EXPECTED[version], "\n".join(f"{m}" for m in moves)
 
 
@@ -51,7 +53,7 @@ def rebased(request: pytest.FixtureRequest, checkout: upstream.Checkout, tmp_pat
     shutil.copytree(ROOT / "patches", root / "patches")
     shutil.copyfile(ROOT / "wheel_matrix.toml", root / "wheel_matrix.toml")
     rebase = Rebase(root, root / "build/rebase")
-    begin = partial(rebase.start, MATRIX, series.read(root / "patches"), checkout, release(request.param))
+    begin = partial(rebase.start, MATRIX, model.read(root / "patches"), checkout, release(request.param))
     for number, outcome in EXPECTED[request.param].items():
         if outcome == "landed-identical":
             with pytest.raises(ActionNeeded, match=f"{number}-.*landed-identical"):
@@ -62,7 +64,7 @@ def rebased(request: pytest.FixtureRequest, checkout: upstream.Checkout, tmp_pat
 
 def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(rebased: tuple[Path, Report]) -> None:
     root, report = rebased
-    loaded, moved = matrix.load(root / "wheel_matrix.toml"), series.read(root / "patches")
+    loaded, moved = matrix.load(root / "wheel_matrix.toml"), model.read(root / "patches")
     assert loaded.upstream.version == report.new
     assert loaded.upstream.sdist_sha256 == MATRIX.releases[report.new]
     landed = {number for number, outcome in EXPECTED[report.new].items() if outcome == "landed-identical"}
@@ -72,7 +74,7 @@ def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(reb
         moved, loaded.upstream, upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST), root / "build/source"
     )
     assert f'__version__ = "{report.new}"' in (applied.root / "flash_attn/__init__.py").read_text()
-    assert tree.export(applied.root, root / "patches", check=True) == tree.Exported((), ())
+    assert export.export(applied.root, root / "patches", check=True) == export.Exported((), ())
     guards.require(guards.run(moved, applied))
     assert lint.check(root / "patches") == []
     changes.check(root / "CHANGES.md", changes.render(loaded, moved))
@@ -84,7 +86,7 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
     root, report = rebased
     loaded = matrix.load(root / "wheel_matrix.toml")
     applied = tree.apply(
-        series.read(root / "patches"),
+        model.read(root / "patches"),
         loaded.upstream,
         upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST),
         root / "build/source",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts import compare, kernels, maintain, series, toolchain
+from scripts import compare, kernels, toolchain
 from scripts.base import layout
+from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
 
@@ -44,10 +45,10 @@ def is_rare(name: str) -> bool:
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
     """With the patches that take kernels away, and without."""
-    count = next(n for n, patch in enumerate(series.read(layout.PATCHES).patches) if patch.subject == BEFORE)
+    count = next(n for n, patch in enumerate(model.read(layout.PATCHES).patches) if patch.subject == BEFORE)
     loaded = matrix.load(layout.MATRIX)
-    _, whole = maintain.apply(loaded, Source.SDIST)
-    _, part = maintain.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)
+    _, whole = clone.apply(loaded, Source.SDIST)
+    _, part = clone.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)
     wanted = tuple(k for words in KERNELS for k in kernel_set.parse_kernels(words))
     ours, before = compare.compiled([(whole, wanted), (part, wanted)], "90")
     return ours, before
@@ -110,7 +111,7 @@ int main() {
 )
 def test_what_the_compiler_knows_of_the_gpus(tmp_path: Path, architectures: list[str], large: str, sm8x: str) -> None:
     loaded = matrix.load(layout.MATRIX)
-    _, applied = maintain.apply(loaded, Source.SDIST)
+    _, applied = clone.apply(loaded, Source.SDIST)
     tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     source = tmp_path / "gpus.cpp"
     source.write_text(PROGRAM, encoding="utf-8")

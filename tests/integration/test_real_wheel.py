@@ -143,8 +143,8 @@ def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: 
     """A compiler's own message reaches the user, through ninja and the compile cache."""
     from scripts import kernels, toolchain
     from scripts.base.errors import CompileError
+    from scripts.series.tree import Tree
     from scripts.source import kernel_set, matrix
-    from scripts.tree import Tree
 
     target = matrix.load(ROOT / "wheel_matrix.toml").default()
     tools = toolchain.assemble(target, None, ROOT / "build", cache=True)

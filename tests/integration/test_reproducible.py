@@ -11,8 +11,8 @@ from scripts import kernels, toolchain
 from scripts.base import layout
 from scripts.base.errors import CompileError, WheelError
 from scripts.base.process import run
+from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
-from scripts.tree import Tree
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 

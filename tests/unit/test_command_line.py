@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import __main__, build, kernels, maintain, toolchain, tree, verify
+from scripts import __main__, build, kernels, maintain, toolchain, verify
 from scripts.base import files, layout
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, WheelError
+from scripts.series import clone, tree
 from scripts.source import matrix, upstream
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,7 +174,7 @@ def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch:
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
     tools = toolchain.Toolchain(toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"), tmp_path, "g++ 12", tmp_path, None, None)
     monkeypatch.setattr(layout, "BUILD", tmp_path)
-    monkeypatch.setattr(maintain, "standing", lambda loaded: applied)
+    monkeypatch.setattr(clone, "standing", lambda loaded: applied)
     monkeypatch.setattr(toolchain, "present", lambda target, folder: tools)
     assert build._made(loaded, job) == set()
     for unit in kernels.kernel_units(kernels.Plan(applied, tools, target.kernels[:3], ("90",), tmp_path)):
@@ -278,11 +279,11 @@ def test_applying_waits_for_another_run(tmp_path: Path, monkeypatch: pytest.Monk
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
     monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
     monkeypatch.setattr(upstream, "pinned", lambda *_: None)
-    monkeypatch.setattr(maintain.tree, "apply", lambda *_, **__: applied)
+    monkeypatch.setattr(tree, "apply", lambda *_, **__: applied)
     loaded = matrix.load(layout.MATRIX)
     with ThreadPoolExecutor() as threads:
         with files.alone(tmp_path / "build"):
-            second = threads.submit(maintain.apply, loaded, upstream.Source.AUTO)
+            second = threads.submit(clone.apply, loaded, upstream.Source.AUTO)
             time.sleep(0.3)
             assert not second.done()
         assert second.result(timeout=10)[1] is applied

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator, kernels, series, tree
+from scripts import emulator, kernels
 from scripts.base import layout
 from scripts.base.errors import SeriesError
+from scripts.series import model, tree
 from tests.unit.conftest import BASE, checkout_of
 from tests.unit.test_kernels import toolchain
 from tests.unit.test_tree import PIN, TWO
@@ -17,7 +18,7 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
     make_series: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named by the commit. Compilers and linker are stand-ins."""
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     edited = applied.root / "flash_attn/__init__.py"
     committed = edited.read_text()

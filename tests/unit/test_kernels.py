@@ -18,9 +18,9 @@ from scripts import kernels, wheel
 from scripts.base import console
 from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError
 from scripts.base.process import run
+from scripts.series.tree import Tree
 from scripts.source import kernel_set
 from scripts.toolchain import Environment, Toolchain, Toolkit, _tool
-from scripts.tree import Tree
 
 KERNELS = kernel_set.parse_kernels("hdim64,fp16")
 

@@ -18,8 +18,8 @@ from scripts.base.git import Repository
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from scripts.series import Series
-    from scripts.tree import Tree
+    from scripts.series.model import Series
+    from scripts.series.tree import Commits
 
 UNTESTABLE = 125  # an exit status, as in git bisect run
 NOT_FOUND = 127
@@ -39,7 +39,7 @@ class Run:
         return self.status == 0
 
 
-def _runner(series: Series, tree: Tree, command: str, folder: Path) -> Callable[[int], Run]:
+def _runner(series: Series, tree: Commits, command: str, folder: Path) -> Callable[[int], Run]:
     names = ["base", *(p.name for p in series.patches)]
     origin = Repository(tree.root, SeriesError)
     commits = [tree.base, *origin.commits(tree.base, tree.commit)]
@@ -64,14 +64,14 @@ def _runner(series: Series, tree: Tree, command: str, folder: Path) -> Callable[
     return run
 
 
-def each(series: Series, tree: Tree, command: str, build: Path) -> list[Run]:
+def each(series: Series, tree: Commits, command: str, build: Path) -> list[Run]:
     """Run it on upstream alone and after each patch."""
     with _workspace(build) as folder:
         run = _runner(series, tree, command, Path(folder) / "source")
         return [run(place) for place in range(len(series.patches) + 1)]
 
 
-def bisect(series: Series, tree: Tree, command: str, build: Path) -> tuple[str | None, list[Run]]:
+def bisect(series: Series, tree: Commits, command: str, build: Path) -> tuple[str | None, list[Run]]:
     """The first patch at which it fails, and the runs that show it; None when the whole series passes.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from unidiff.patch import PatchSet
 
-from scripts import guards
+from scripts.series import guards
 from scripts.source.kernel_set import ALL_KERNELS
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scripts.base.git import Repository
-    from scripts.series import Patch
+    from scripts.series.model import Patch
     from scripts.source.kernel_set import Kernel
 
 _SOURCES = "csrc/flash_attn"

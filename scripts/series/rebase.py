@@ -13,16 +13,17 @@ import json
 import re
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from scripts import affected, changes, guards, lint, move, series
-from scripts import tree as work_tree
 from scripts.base import console, files
 from scripts.base.errors import ActionNeeded, GuardError, SeriesError, UsageError
 from scripts.base.fetch import sha256
 from scripts.base.git import Repository
+from scripts.series import changes, export, guards, lint, model, move, reach
+from scripts.series import tree as work_tree
+from scripts.series.rebase_state import FORMAT, STATE, Done, Report, State, under_way
 from scripts.source import kernel_set, pin
 from scripts.source import matrix as matrix_model
 from scripts.source.matrix import Upstream
@@ -32,70 +33,15 @@ if TYPE_CHECKING:
     from scripts.source.releases import Release
     from scripts.source.upstream import Checkout
 
-FORMAT = 1
 _GO_ON = "nox -s rebase -- --continue"
 _SKIP = "nox -s rebase -- --skip --reason 'WHY'"
 _ABORT = "nox -s rebase -- --abort"
 _WRITTEN = ("patches", "wheel_matrix.toml", "CHANGES.md")
-_BESIDE = (f"patches/{series.LISTING}", *_WRITTEN[1:])  # of those, what is no patch
+_BESIDE = (f"patches/{model.LISTING}", *_WRITTEN[1:])  # of those, what is no patch
 
 
 def _digest(path: Path) -> str:
     return sha256(path) if path.is_file() else ""
-
-
-@dataclass(frozen=True)
-class Done:
-    """A patch that was dealt with."""
-
-    patch: str
-    outcome: str
-    commit: str  # on the new base; of the old series for one that was skipped
-    reason: str = ""  # why it was skipped
-    evidence: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class State:
-    """Where a rebase stands."""
-
-    old_pin: dict[str, Any]
-    new_pin: dict[str, Any]
-    old_base: str
-    new_base: str
-    tip: str
-    patches: dict[str, str]  # name to sha256, as patches/ had them at the start
-    landed: dict[str, tuple[str, str]]
-    done: tuple[Done, ...] = ()
-    stopped: bool = False  # the next patch lies in the work tree for a person
-    moved: dict[str, str] = field(default_factory=dict)  # the new patches, from when patches/ may have been written
-    started: str = ""  # this repository's commit at the start, where it is one
-    wrote: dict[str, str] = field(default_factory=dict)  # sha256 of what is written beside the patches, from before it is
-    aborting: bool = False  # what was written is being put back
-    gitlink: str = ""  # the submodule's commit in the index, before
-
-    def as_text(self) -> str:
-        """What state.json holds."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a finished rebase did."""
-
-    old: str
-    new: str
-    done: tuple[Done, ...]
-    range_diff: str
-    kernels: tuple[str, ...]
-    kernel_words: str
-    submodule: str
-    written: tuple[str, ...]
-    removed: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
-        return asdict(self)
 
 
 class Rebase:
@@ -105,13 +51,13 @@ class Rebase:
         self._compiler = compiler
         self.root = root
         self.folder = folder
-        self._path = folder / "state.json"
+        self._path = folder / STATE
         self.source = folder / "source"
 
     @property
     def under_way(self) -> bool:
         """Whether there is one."""
-        return self._path.exists()
+        return under_way(self.folder)
 
     # --- state ---
 
@@ -160,7 +106,7 @@ class Rebase:
 
     # --- commands ---
 
-    def start(self, matrix: Matrix, patches: series.Series, checkout: Checkout, release: Release) -> Report:
+    def start(self, matrix: Matrix, patches: model.Series, checkout: Checkout, release: Release) -> Report:
         """Begin, and go as far as nobody is needed."""
         if self.under_way:
             raise UsageError(f"a rebase is under way: {_GO_ON}, {_SKIP}, or {_ABORT}.")
@@ -246,12 +192,12 @@ class Rebase:
             return False
         kept = [name for name in _BESIDE if (before / name).is_file()]
         if not state.aborting:  # by a run that was interrupted
-            if series.digests(folder) not in (state.patches, state.moved):
+            if model.digests(folder) not in (state.patches, state.moved):
                 return False
             if any(_digest(self.root / name) not in (_digest(before / name), state.wrote.get(name)) for name in kept):
                 return False
             self._save(replace(state, aborting=True))
-        work_tree.write_folder(folder, {name: (before / "patches" / name).read_bytes() for name in state.patches})
+        export.write_folder(folder, {name: (before / "patches" / name).read_bytes() for name in state.patches})
         for name in kept:
             files.write(self.root / name, (before / name).read_text(encoding="utf-8"))
         if pin.gitlink(self.root) == state.new_pin["commit"] != state.gitlink:
@@ -383,7 +329,7 @@ class Rebase:
         patches = self._exported(state, repository)
         self._gate(state, repository, patches)
         moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
-        if series.digests(folder) not in (state.patches, state.moved or state.patches):
+        if model.digests(folder) not in (state.patches, state.moved or state.patches):
             back = f"git restore --source={state.started[:12] or 'COMMIT'} --staged --worktree {folder}"
             raise ActionNeeded(f"{folder} changed since the rebase began; put it back ({back}), then {_GO_ON}; or {_ABORT}.")
         if not state.moved:
@@ -398,7 +344,7 @@ class Rebase:
             for name in _BESIDE:
                 if _digest(self.root / name) not in (_digest(self.folder / "before" / name), earlier.get(name), state.wrote[name]):
                     raise ActionNeeded(f"{self.root / name} changed since the rebase began to write; take that back, then {_GO_ON}; or {_ABORT}.")
-            work_tree.write_folder(folder, patches, dropped)
+            export.write_folder(folder, patches, dropped)
             for name in _WRITTEN[1:]:
                 if _digest(self.root / name) != state.wrote[name]:
                     files.write(self.root / name, (after / name).read_text(encoding="utf-8"))
@@ -409,11 +355,11 @@ class Rebase:
                 f"{what}, while {', '.join(_WRITTEN)} were written: some are, some are not. Mend that, then {_GO_ON}; or {_ABORT}"
             ) from e
         # Since the rebase began, in however many runs.
-        written = work_tree.changed(work_tree.held(self.folder / "before/patches"), work_tree.held(folder))
+        written = export.changed(export.held(self.folder / "before/patches"), export.held(folder))
         range_diff = repository.run(
             "range-diff", "--no-color", "--creation-factor=90", f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD", writes=False
         )
-        touched = affected.kernels(repository, state.tip, repository.resolve("HEAD"))
+        touched = reach.kernels(repository, state.tip, repository.resolve("HEAD"))
         report = Report(
             state.old_pin["version"],
             new_pin.version,
@@ -435,7 +381,7 @@ class Rebase:
     def _exported(self, state: State, repository: Repository) -> dict[str, bytes]:
         """The moved patches; every one that was not skipped is among them."""
         try:
-            patches = work_tree.exported_patches(repository, state.new_base)
+            patches = export.exported_patches(repository, state.new_base)
         except SeriesError as e:
             raise ActionNeeded(f"{e}\n  amend it in {self.source} (git rebase -i {state.new_base[:12]}), then {_GO_ON}; or {_ABORT}") from e
         expected = [d.patch for d in state.done if not d.reason]
@@ -453,10 +399,10 @@ class Rebase:
         after = self.folder / "after"
         shutil.rmtree(after, ignore_errors=True)
         shutil.copytree(self.folder / "before", after)
-        work_tree.write_folder(after / "patches", patches, dropped)
+        export.write_folder(after / "patches", patches, dropped)
         pin.write(matrix_model.load(after / "wheel_matrix.toml"), new_pin)
         matrix = matrix_model.load(after / "wheel_matrix.toml")
-        changes.write(after / "CHANGES.md", changes.render(matrix, series.read(after / "patches")))
+        changes.write(after / "CHANGES.md", changes.render(matrix, model.read(after / "patches")))
         return after
 
     def _keep_before(self) -> None:
@@ -473,12 +419,12 @@ class Rebase:
         """Refuse a series that is malformed or whose guards do not discriminate."""
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="check-") as temporary:
             candidate = Path(temporary) / "patches"
-            work_tree.write_folder(candidate, patches)
-            moved = series.read(candidate)
+            export.write_folder(candidate, patches)
+            moved = model.read(candidate)
             problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate)]
             try:
                 head = repository.resolve("HEAD")
-                guards.require(guards.run(moved, work_tree.Tree(self.source, state.new_base, head, "", "", ""), self._compiler))
+                guards.require(guards.run(moved, work_tree.Commits(self.source, state.new_base, head), self._compiler))
             except GuardError as e:
                 problems += str(e).splitlines()
         if problems:

@@ -10,7 +10,7 @@ from scripts.base.errors import SeriesError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripts.series import Series
+    from scripts.series.model import Series
     from scripts.source.matrix import Matrix
 
 _HEAD = """# Changes to flash-attention {version}

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from scripts import guards, series
 from scripts.base import git
 from scripts.base.errors import SeriesError
+from scripts.series import guards, model
 from scripts.source import upstream
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _start_of_diff(lines: list[str]) -> int:
     return next(i for i, line in enumerate(lines) if line.startswith("diff --git "))
 
 
-def _header(path: Path, patch: series.Patch, lines: list[str]) -> Iterator[Problem]:
+def _header(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Problem]:
     at = next((i for i, line in enumerate(lines, 1) if line.startswith("Subject:")), 1)
     if len(patch.subject) > SUBJECT_LENGTH:
         yield Problem(path, at, f"the subject has {len(patch.subject)} characters; say it in {SUBJECT_LENGTH} (reword the commit).")
@@ -144,7 +144,7 @@ def _diff(path: Path, lines: list[str]) -> Iterator[Problem]:
             yield Problem(path, at, f"more than {CONTEXT_LINES} lines of context around a change; nox -s export writes {CONTEXT_LINES}.")
 
 
-def _hooks(path: Path, patch: series.Patch, lines: list[str]) -> Iterator[Problem]:
+def _hooks(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Problem]:
     hooks = [change for change in patch.files if not change.is_new]
     for change in hooks:
         if change.added > ADDED_TO_A_FILE:
@@ -178,31 +178,31 @@ def _as_problem(path: Path, error: SeriesError) -> Problem:
 def check_patch(path: Path) -> list[Problem]:
     """Every problem of one patch; of one that cannot be read, the first."""
     try:
-        patch = series.parse_patch(path)
+        patch = model.parse_patch(path)
     except SeriesError as e:
         return [_as_problem(path, e)]
     if flaw := git.flaw(path):
-        return [_as_problem(path, SeriesError(series.damaged(path, flaw)))]
+        return [_as_problem(path, SeriesError(model.damaged(path, flaw)))]
     lines = patch.content.decode().split("\n")
     return [*_header(path, patch, lines), *_diff(path, lines), *_hooks(path, patch, lines)]
 
 
 def check(folder: Path) -> list[Problem]:
     """Every problem of a series: of its listing, its files, and each patch."""
-    listing = folder / series.LISTING
+    listing = folder / model.LISTING
     try:
-        entries, _ = series.listing(folder)
+        entries, _ = model.listing(folder)
     except SeriesError as e:
         return [_as_problem(listing, e)]
     problems = []
     names = [entry.name for entry in entries]
     for path in sorted(folder.iterdir()):
-        if path.name in names or path.name == series.LISTING:
+        if path.name in names or path.name == model.LISTING:
             continue
         if path.suffix == ".patch":
             problems.append(Problem(listing, len(names) + 1, f"does not name {path.name}; add a line, or delete the file."))
         elif not path.name.startswith("."):
-            problems.append(Problem(path, 1, f"is no patch; {folder.name}/ holds patches and {series.LISTING}."))
+            problems.append(Problem(path, 1, f"is no patch; {folder.name}/ holds patches and {model.LISTING}."))
     if not names:
         problems.append(Problem(listing, 1, "names no patch."))
     for place, entry in enumerate(entries, 1):

@@ -1,4 +1,4 @@
-"""The patch series as a model: its files, read and checked. No git here.
+"""The patch series as a model: its files, read and checked. Git is asked one thing: why a diff cannot be read.
 
 A patch is a mail file of ``git format-patch``: prose, trailers, diff. ``series`` gives the order, one name a
 line, with comments after ``#``.

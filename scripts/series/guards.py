@@ -31,8 +31,8 @@ from scripts.base.process import last_lines
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from scripts.series import Series
-    from scripts.tree import Tree
+    from scripts.series.model import Series
+    from scripts.series.tree import Commits
 
     Compiler = Callable[[Path, str], Path]  # a tree and a file of it; the object
 
@@ -189,7 +189,7 @@ def check_test(guard: Guard, repository: Repository, commit: str) -> bool:
     return done.returncode == 0
 
 
-def run(series: Series, tree: Tree, compiler: Compiler | None = None) -> list[Outcome]:
+def run(series: Series, tree: Commits, compiler: Compiler | None = None) -> list[Outcome]:
     """Run every guard of the series both ways.
 
     Args:

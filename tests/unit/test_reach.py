@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import affected, series, tree
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.series import model, reach, tree
 from scripts.source import kernel_set, matrix
 from tests.unit.conftest import BASE, checkout_of
 
@@ -32,34 +32,34 @@ SERIES = (
 
 
 @pytest.fixture
-def reach(make_series: Callable[..., Path], tmp_path: Path) -> list[affected.Reach]:
-    whole = series.read(make_series(*SERIES, base=FILES))
+def reached(make_series: Callable[..., Path], tmp_path: Path) -> list[reach.Reach]:
+    whole = model.read(make_series(*SERIES, base=FILES))
     applied = tree.apply(whole, PIN, checkout_of(FILES), tmp_path / "source")
     repository = Repository(applied.root, SeriesError)
     commits = repository.commits(applied.base, applied.commit)
-    return [affected.reach(repository, applied.base, commit, patch, ROOT) for commit, patch in zip(commits, whole.patches, strict=True)]
+    return [reach.reach(repository, applied.base, commit, patch, ROOT) for commit, patch in zip(commits, whole.patches, strict=True)]
 
 
-def test_lines_are_those_of_the_release_whatever_patches_before_moved(reach: list[affected.Reach]) -> None:
-    assert [found.upstream for found in reach] == [(f"{SRC}/launch.h:3-4",), (f"{SRC}/launch.h:19-21",), (f"{SRC}/launch.h:4",), ()]
-    assert [found.own for found in reach] == [(), (f"{SRC}/fork.h",), (), ("flash_attn/fork.py",)]
+def test_lines_are_those_of_the_release_whatever_patches_before_moved(reached: list[reach.Reach]) -> None:
+    assert [found.upstream for found in reached] == [(f"{SRC}/launch.h:3-4",), (f"{SRC}/launch.h:19-21",), (f"{SRC}/launch.h:4",), ()]
+    assert [found.own for found in reached] == [(), (f"{SRC}/fork.h",), (), ("flash_attn/fork.py",)]
 
 
-def test_kernel_files_are_those_that_include_what_changed(reach: list[affected.Reach]) -> None:
-    assert [found.kernels for found in reach] == [(KERNEL,), (KERNEL,), (KERNEL,), ()]
-    assert [found.binding for found in reach] == [True] * 4
+def test_kernel_files_are_those_that_include_what_changed(reached: list[reach.Reach]) -> None:
+    assert [found.kernels for found in reached] == [(KERNEL,), (KERNEL,), (KERNEL,), ()]
+    assert [found.binding for found in reached] == [True] * 4
 
 
-def test_tests_are_those_of_guards_and_message(reach: list[affected.Reach], make_series: Callable[..., Path], tmp_path: Path) -> None:
-    assert [found.tests for found in reach] == [(), (), (), ("tests/guards/test_append.py::test_upstream_appends_and_turns_as_fork_append_does",)]
+def test_tests_are_those_of_guards_and_message(reached: list[reach.Reach], make_series: Callable[..., Path], tmp_path: Path) -> None:
+    assert [found.tests for found in reached] == [(), (), (), ("tests/guards/test_append.py::test_upstream_appends_and_turns_as_fork_append_does",)]
     folder = tmp_path / "other"
     folder.mkdir()
     patches = make_series(SERIES[0], base=FILES, folder=folder)
     (path,) = patches.glob("*.patch")
     path.write_text(
-        path.read_text().replace("nothing else does.", "nothing else does.\n\nSee tests/emulator, tests/absent.py and tests/unit/test_affected.py.")
+        path.read_text().replace("nothing else does.", "nothing else does.\n\nSee tests/emulator, tests/absent.py and tests/unit/test_reach.py.")
     )
-    whole = series.read(patches)
+    whole = model.read(patches)
     applied = tree.apply(whole, PIN, checkout_of(FILES), folder / "source")
-    found = affected.reach(Repository(applied.root, SeriesError), applied.base, applied.commit, whole.patches[0], ROOT)
-    assert found.tests == ("tests/emulator", "tests/unit/test_affected.py")
+    found = reach.reach(Repository(applied.root, SeriesError), applied.base, applied.commit, whole.patches[0], ROOT)
+    assert found.tests == ("tests/emulator", "tests/unit/test_reach.py")

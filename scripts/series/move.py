@@ -8,7 +8,6 @@ hunk into the wrong one and reports success.
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 from dataclasses import dataclass
 from enum import Enum
@@ -17,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from unidiff.patch import PatchSet
 
-from scripts import tree as work_tree
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.series import tree as work_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scripts.series import Patch, Series
+    from scripts.series.model import Patch, Series
     from scripts.source.matrix import Upstream
     from scripts.source.releases import Release
     from scripts.source.upstream import Checkout
@@ -272,45 +271,6 @@ def abandon(space: Workspace) -> None:
     space.repository.discard()
 
 
-# --- the whole series, without stopping ---
-
-
-def forecast(space: Workspace, patches: Sequence[Patch], git: tuple[Repository, str, str] | None = None) -> list[Move]:
-    """What would become of each patch. Goes on past one that does not move, where later ones do not need it.
-
-    Args:
-        space: from :func:`workspace`; its HEAD moves.
-        patches: of the series.
-        git: upstream's repository with the old and the new commit, where there is one, for patch-ids.
-    """
-    repository, commits = space.repository, space.commits
-    graph = needs(repository, commits)
-    names = {commit: patch.name for commit, patch in zip(commits, patches, strict=True)}
-    there = landed(space, patches)
-    ids = landed_in(git[0], space, git[1], git[2]) if git else {}
-    moves: list[Move] = []
-    stuck: set[str] = set()
-    for commit in commits:
-        name = names[commit]
-        outcome, evidence = there.get(name, (None, ""))
-        if commit in ids:
-            moves.append(Move(name, Outcome.LANDED_IDENTICAL, (f"upstream's commit {ids[commit]} has the same patch-id",)))
-            continue
-        if outcome is Outcome.LANDED_IDENTICAL:
-            moves.append(Move(name, outcome, (evidence,)))
-            continue
-        if blockers := sorted(names[c].partition("-")[0] for c in graph[commit] & stuck):
-            stuck.add(commit)
-            moves.append(Move(name, Outcome.NOT_TRIED, (f"it needs {', '.join(blockers)}",)))
-            continue
-        step = pick(space, commit)
-        moves.append(judge(name, step, there.get(name)))
-        if repository.attempt("rev-parse", "--verify", "--quiet", "CHERRY_PICK_HEAD")[0] == 0:
-            stuck.add(commit)
-            abandon(space)
-    return moves
-
-
 def judge(name: str, step: Step, there: tuple[Outcome, str] | None) -> Move:
     """A pick's outcome in the light of what the new base was found to have."""
     if there is None:
@@ -319,15 +279,3 @@ def judge(name: str, step: Step, there: tuple[Outcome, str] | None) -> Move:
     if outcome is Outcome.LANDED_IDENTICAL or (outcome is Outcome.LANDED_MODIFIED and not step.outcome.moves):
         return Move(name, outcome, (evidence, *step.evidence))
     return Move(name, step.outcome, (*step.evidence, evidence))
-
-
-def run_forecast(folder: Path, series: Series, pin: Upstream, checkout: Checkout, release: Release, git: Repository | None = None) -> list[Move]:
-    """Forecast in a temporary work tree under ``folder``, which is left as it was."""
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=folder, prefix="forecast-"))
-    try:
-        space = workspace(aside / "source", series, pin, checkout, release)
-        known = git is not None and all(git.attempt("cat-file", "-e", c)[0] == 0 for c in (pin.commit, release.pin.commit))
-        return forecast(space, series.patches, (git, pin.commit, release.pin.commit) if git is not None and known else None)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
