@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import architectures, bench, build, compare, emulator, maintain, verify, wheel
+from scripts import architectures, bench, compare, emulator, maintain
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified
 from scripts.source import matrix, upstream
+from scripts.wheels import build, verify, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

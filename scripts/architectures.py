@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from elftools.elf.elffile import ELFFile
 from rich.table import Table
 
-from scripts import build, kernels, maintain, toolchain
+from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.series import clone
 from scripts.source import matrix
+from scripts.wheels import build, kernels, toolchain
 
 if TYPE_CHECKING:
     import argparse

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, cast
 from ninja import ninja_syntax
 from rich.table import Table
 
-from scripts import build, kernels, maintain, metered, speed, toolchain, wheel
+from scripts import maintain, metered, speed
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.base.git import Repository
 from scripts.base.process import last_lines, quoted, run
 from scripts.series import clone, tree
 from scripts.source import kernel_set, matrix, upstream
+from scripts.wheels import build, kernels, toolchain, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from elftools.elf.sections import SymbolTableSection
 from rich.table import Table
 
-from scripts import architectures, build, kernels, maintain, toolchain
+from scripts import architectures, maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
+from scripts.wheels import build, kernels, toolchain
 
 if TYPE_CHECKING:
     import argparse

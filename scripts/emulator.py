@@ -17,13 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import build, kernels, maintain, toolchain, verify
+from scripts import maintain
 from scripts.base import console, layout, pip
 from scripts.base.errors import CompileError, ToolchainError, VerifyError
 from scripts.base.process import run
 from scripts.series import clone
 from scripts.source import matrix, upstream
 from scripts.source.matrix import ARCHITECTURES
+from scripts.wheels import build, kernels, toolchain, verify
 
 if TYPE_CHECKING:
     import argparse

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 from rich.table import Table
 
-from scripts import kernels, timings, toolchain
+from scripts import timings
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UpstreamError, UsageError
 from scripts.base.git import Repository
 from scripts.series import changes, clone, export, forecast, guards, lint, model, move, prefixes, reach, rebase_state, tree
 from scripts.series.rebase import Rebase
 from scripts.source import kernel_set, matrix, releases, upstream
+from scripts.wheels import kernels, toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from scripts import build, toolchain, verify
 from scripts.base import console, layout
 from scripts.base.errors import NotVerified, UsageError, VerifyError
 from scripts.source import kernel_set, matrix
+from scripts.wheels import build, toolchain, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator, toolchain
+from scripts import emulator
 from scripts.base import layout
 from scripts.base.errors import VerifyError
 from scripts.base.process import run
 from scripts.source import matrix
+from scripts.wheels import toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 

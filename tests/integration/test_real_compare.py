@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import compare, toolchain
+from scripts import compare
 from scripts.base import layout
 from scripts.source import matrix
+from scripts.wheels import toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 

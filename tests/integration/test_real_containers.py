@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import containers, wheel
 from scripts.base import layout
+from scripts.wheels import containers, wheel
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 

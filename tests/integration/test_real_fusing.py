@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from scripts import architectures, compare, emulator, kernels, toolchain
+from scripts import architectures, compare, emulator
 from scripts.base import layout
 from scripts.base.errors import CompileError
 from scripts.base.process import run
 from scripts.series import clone
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
+from scripts.wheels import kernels, toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts import kernels, toolchain
 from scripts.base.errors import ActionNeeded
 from scripts.base.layout import cache
 from scripts.series import changes, export, forecast, guards, lint, model, tree
@@ -17,6 +16,7 @@ from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import kernel_set, matrix, releases, upstream
 from scripts.source.kernel_set import Pass
+from scripts.wheels import kernels, toolchain
 
 pytestmark = pytest.mark.network
 

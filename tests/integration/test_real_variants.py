@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts import compare, kernels, toolchain
+from scripts import compare
 from scripts.base import layout
 from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
+from scripts.wheels import kernels, toolchain
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -141,10 +141,10 @@ def test_an_interrupt_ends_the_compilers_too(tmp_path: Path) -> None:
 
 def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: Path) -> None:
     """A compiler's own message reaches the user, through ninja and the compile cache."""
-    from scripts import kernels, toolchain
     from scripts.base.errors import CompileError
     from scripts.series.tree import Tree
     from scripts.source import kernel_set, matrix
+    from scripts.wheels import kernels, toolchain
 
     target = matrix.load(ROOT / "wheel_matrix.toml").default()
     tools = toolchain.assemble(target, None, ROOT / "build", cache=True)

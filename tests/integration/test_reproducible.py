@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import kernels, toolchain
 from scripts.base import layout
 from scripts.base.errors import CompileError, WheelError
 from scripts.base.process import run
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
+from scripts.wheels import kernels, toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 

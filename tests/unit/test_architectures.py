@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from scripts import architectures, kernels
+from scripts import architectures
 from scripts.base.errors import CompileError
 from scripts.source import matrix
+from scripts.wheels import kernels
 from tests.unit.test_kernels import KERNELS, toolchain, tree
 
 CAPABILITIES = st.lists(st.sampled_from(matrix.ARCHITECTURES), min_size=1, unique=True).map(lambda a: tuple(sorted(a, key=int)))

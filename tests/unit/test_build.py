@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import __main__, build, kernels
+from scripts import __main__
 from scripts.base import layout
 from scripts.base.errors import WheelError
+from scripts.wheels import build, kernels
 
 
 def fake_wheel(path: Path, **files: str) -> build.Built:

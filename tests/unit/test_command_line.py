@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import __main__, build, kernels, maintain, toolchain, verify
+from scripts import __main__, maintain
 from scripts.base import files, layout
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, WheelError
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
+from scripts.wheels import build, kernels, toolchain, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"

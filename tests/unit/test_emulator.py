@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator, kernels
+from scripts import emulator
 from scripts.base import layout
 from scripts.base.errors import SeriesError
 from scripts.series import model, tree
+from scripts.wheels import kernels
 from tests.unit.conftest import BASE, checkout_of
 from tests.unit.test_kernels import toolchain
 from tests.unit.test_tree import PIN, TWO

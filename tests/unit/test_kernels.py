@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import kernels, wheel
 from scripts.base import console
 from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError
 from scripts.base.process import run
 from scripts.series.tree import Tree
 from scripts.source import kernel_set
-from scripts.toolchain import Environment, Toolchain, Toolkit, _tool
+from scripts.wheels import kernels, wheel
+from scripts.wheels.toolchain import Environment, Toolchain, Toolkit, _tool
 
 KERNELS = kernel_set.parse_kernels("hdim64,fp16")
 
@@ -119,7 +119,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)  # as scripts.__main__
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
 from pathlib import Path
 from tests.unit import test_kernels as t
-from scripts.toolchain import Toolchain
+from scripts.wheels.toolchain import Toolchain
 tools = t.toolchain(Path({str(tmp_path)!r}), {Path(tools.cxx).read_text().partition("done" + chr(10))[2]!r})
 try:
     t.compile_all(Path({str(tmp_path)!r}), tools)

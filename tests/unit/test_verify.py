@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import verify
 from scripts.base.errors import VerifyError, WheelError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
+from scripts.wheels import verify
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]

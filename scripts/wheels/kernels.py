@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from scripts.series.tree import Tree
     from scripts.source.kernel_set import Kernel
-    from scripts.toolchain import Toolchain
+    from scripts.wheels.toolchain import Toolchain
 
 # As upstream's setup.py has them, so that stock and patched kernels are compiled alike.
 NVCC_FLAGS = (
@@ -453,7 +453,7 @@ def _check_cache(stats: _CacheStats, tools: Toolchain, units: Sequence[Unit]) ->
     """
     if stats.refused:
         raise CompileError(
-            f"the compile cache could not keep some calls: {', '.join(stats.refused)}. Those are options in scripts/kernels.py "
+            f"the compile cache could not keep some calls: {', '.join(stats.refused)}. Those are options in scripts/wheels/kernels.py "
             "that it does not know what to do with. The objects are kept; --no-cache builds without."
         )
     # With compilers elsewhere, or another sccache, it misses rightly.
@@ -467,7 +467,7 @@ def _check_cache(stats: _CacheStats, tools: Toolchain, units: Sequence[Unit]) ->
         raise CompileError(
             f"the compile cache ({stats.location}) answered none of {stats.misses} calls, though {len(seen)} of these files went through it before. "
             "Either it is too small and dropped them (SCCACHE_CACHE_SIZE), or the commands differ from run to run, which is a fault of "
-            "scripts/kernels.py. The objects are kept: the same command now goes on with them."
+            "scripts/wheels/kernels.py. The objects are kept: the same command now goes on with them."
         )
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from scripts import wheel
 from scripts.base import console, files, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
@@ -26,7 +25,8 @@ from scripts.base.git import Repository
 from scripts.base.process import run
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
-from scripts.toolchain import find_python, torch_for_cuda
+from scripts.wheels import wheel
+from scripts.wheels.toolchain import find_python, torch_for_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts import debian
 from scripts.base import console, files, layout, pip
 from scripts.base.errors import ToolchainError, UsageError
 from scripts.base.process import run
+from scripts.wheels import debian
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

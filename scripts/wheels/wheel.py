@@ -27,17 +27,17 @@ from wheel.wheelfile import WheelFile
 from scripts.base import files
 from scripts.base.errors import WheelError
 from scripts.base.process import run
-from scripts.kernels import FORK, HIDDEN_OPTIONS, nvcc_flags
 from scripts.source.kernel_set import spell_kernels
+from scripts.wheels.kernels import FORK, HIDDEN_OPTIONS, nvcc_flags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from scripts.kernels import Plan
     from scripts.series.model import Series
     from scripts.series.tree import Tree
     from scripts.source.matrix import Matrix, Target
-    from scripts.toolchain import Toolchain
+    from scripts.wheels.kernels import Plan
+    from scripts.wheels.toolchain import Toolchain
 
 PROVENANCE = "flash_attn/_fork.json"
 PROVENANCE_FORMAT = 1

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import tomlkit
 
-from scripts import wheel
 from scripts.base import console, files, layout
 from scripts.base.errors import ToolchainError, WheelError
 from scripts.base.git import Repository
 from scripts.base.process import quoted, run
+from scripts.wheels import wheel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ def stage(root: Path, folder: Path, pythons: Sequence[str]) -> Path:
     project = tomlkit.parse((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     package = folder / _PACKAGE
     package.mkdir()
-    shutil.copy2(Path(__file__).with_name("backend.py"), package / _BACKEND)
+    shutil.copy2(Path(__file__).with_name("pep517.py"), package / _BACKEND)
     described = tomlkit.document()
     described["build-system"] = {"requires": list(project["dependencies"]), "build-backend": "backend", "backend-path": ["."]}
     # cibuildwheel reads it to see which Pythons to build for; the wheel's own metadata are upstream's.

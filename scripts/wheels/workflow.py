@@ -17,7 +17,7 @@ PATH = ".github/workflows/wheels.yml"
 
 # A hosted runner's disk is too small for an image, torch for each Python and the objects, unless what it
 # brings and we do not use goes first. Wheels are proved elsewhere: these runners have no GPU.
-_TEXT = """# Rendered from wheel_matrix.toml by "nox -s matrix -- --github"; edit that, or scripts/workflow.py.
+_TEXT = """# Rendered from wheel_matrix.toml by "nox -s matrix -- --github"; edit that, or scripts/wheels/workflow.py.
 name: wheels
 on:
   workflow_dispatch:

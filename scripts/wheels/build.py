@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from scripts import containers, kernels, maintain, toolchain, wheel, workflow
+from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, UpstreamError, UsageError, WheelError
 from scripts.base.process import last_lines
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
+from scripts.wheels import containers, kernels, toolchain, wheel, workflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
