@@ -20,7 +20,7 @@ from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.series import clone
 from scripts.source import matrix
-from scripts.wheels import build, kernels, toolchain
+from scripts.wheels import build, compiling, kernels, toolchain
 
 if TYPE_CHECKING:
     import argparse
@@ -130,7 +130,7 @@ def check(applied: Tree, tools: toolchain.Toolchain, wanted: Sequence[Kernel], s
             plan = kernels.Plan(applied, replace(tools, sccache=None), tuple(wanted), both, layout.BUILD, flavour, way)
             console.step(f"{len(wanted)} kernel files, PTX for {', '.join('compute_' + a for a in kernels.front_halves(both, way))}")
             work.append((plan, kernels.kernel_units(plan)))
-        kernels.compile_together(work, None)
+        compiling.compile_together(work, None)
         objects = [{unit.target.stem: unit.target for unit in units} for _, units in work]
         for kernel in wanted:
             shared, own = (machine_code(paths[kernel.name]) for paths in objects)

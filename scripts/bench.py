@@ -34,7 +34,7 @@ from scripts.base.git import Repository
 from scripts.base.process import last_lines, quoted, run
 from scripts.series import clone, tree
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import build, kernels, toolchain, wheel
+from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -193,7 +193,7 @@ def _commands(plan: kernels.Plan, file: Path, targets: Sequence[Path], settings:
 def _compiles(plan: kernels.Plan, side: str, units: Sequence[kernels.Unit]) -> list[_Compile]:
     """Our own compiles, as a build has them."""
     file = plan.build / "ninja" / f"{side}.ninja"
-    kernels.write_ninja(file, [(plan, units)])
+    compiling.write_ninja(file, [(plan, units)])
     commands = _commands(plan, file, [unit.target for unit in units])
     return [_Compile(side, Path(u.source).stem, command, u.target, u.seconds) for u, command in zip(units, commands, strict=True)]
 
@@ -239,7 +239,7 @@ def _meter(plan: kernels.Plan, compiles: Sequence[_Compile], jobs: int, folder: 
     total = sum(expected.values())
     with (
         console.progress("compiling on both sides", len(compiles), len(compiles) - len(left)) as advance,
-        kernels.running_ninja(command, settings, log) as ninja,
+        compiling.running_ninja(command, settings, log) as ninja,
         log.open("a", encoding="utf-8") as record_file,
     ):
         for line in ninja.stdout or ():
@@ -258,7 +258,7 @@ def _metered(folder: Path, compiles: Sequence[_Compile]) -> dict[str, float]:
     return {one.file: float(json.loads(_record(folder, one).read_text(encoding="utf-8"))["cpu_seconds"]) for one in compiles}
 
 
-def _libraries(env: toolchain.Environment) -> dict[str, str]:
+def _libraries(env: torch_environment.Environment) -> dict[str, str]:
     """The variable that shows compilers the headers of CUDA's libraries, which a bare toolkit lacks."""
     return {"CPATH": os.pathsep.join(str(folder / "include") for folder in env.cuda)}
 
@@ -328,7 +328,7 @@ def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, 
     theirs, their_binding = _upstreams(plan, units, upstream.pinned(loaded.upstream, options.source), folder / "upstream")
     bare_plan = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
     bare = _compiles(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
-    jobs, reason = kernels.job_limit(options.jobs, max(u.memory for u in units))
+    jobs, reason = compiling.job_limit(options.jobs, max(u.memory for u in units))
     console.step(f"{len(units)} kernel files on both sides{', and ours without masks and biases' if bare else ''}, without the compile cache")
     console.note(f"{jobs} at once ({reason})")
     _meter(plan, [*side_by_side([ours, theirs, bare] if bare else [ours, theirs]), binding, their_binding], jobs, folder)

@@ -17,7 +17,7 @@ from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
-from scripts.wheels import build, kernels, toolchain
+from scripts.wheels import build, compiling, kernels, toolchain
 
 if TYPE_CHECKING:
     import argparse
@@ -156,7 +156,7 @@ def compiled(
     flavour = replace(kernels.FORK, code=tuple(kernels.gencode((architecture,), {})))  # not packed
     plans = [kernels.Plan(applied, tools, wanted, (architecture,), layout.BUILD, flavour) for applied, wanted in sources]
     work = [(plan, kernels.kernel_units(plan)) for plan in plans]
-    kernels.compile_together(work, jobs)
+    compiling.compile_together(work, jobs)
     return [{unit.target.stem: read(unit.target, architecture) for unit in units} for _, units in work]
 
 

@@ -24,7 +24,7 @@ from scripts.base.process import run
 from scripts.series import clone
 from scripts.source import matrix, upstream
 from scripts.source.matrix import ARCHITECTURES
-from scripts.wheels import build, kernels, toolchain, verify
+from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, verify
 
 if TYPE_CHECKING:
     import argparse
@@ -65,7 +65,7 @@ def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
         return list(pool.map(compiled, sources))
 
 
-def _tools_for_tests(env: toolchain.Environment, folder: Path) -> Path:
+def _tools_for_tests(env: torch_environment.Environment, folder: Path) -> Path:
     """Pytest and the like for the environment's Python, beside it: the environment is the wheels' own."""
     wanted = [*_PACKAGES, *_DEPENDENCIES]
     place = folder / f"site-{env.tag}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]}"
@@ -91,7 +91,7 @@ def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...
     env = tools.environment
     plan = kernels.Plan(applied, tools, wanted, (arch,), layout.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
-    compiled = kernels.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
+    compiled = compiling.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
     folder = layout.BUILD / "emulator"
     objects = [*compiled.objects, *interpreter(tools, folder)]
     name = hashlib.sha256(repr([str(path) for path in objects] + [applied.commit]).encode()).hexdigest()[:16]
@@ -125,7 +125,7 @@ def _run(options: argparse.Namespace) -> None:
     # What torch computes is small: with a thread a core in each process, threads would spend their time waiting for each other.
     env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own), "FORK_EMULATED_GPU": options.arch, "OMP_NUM_THREADS": "1"}
     command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
-    processes, _ = kernels.job_limit(options.jobs, _TESTS_BYTES)
+    processes, _ = compiling.job_limit(options.jobs, _TESTS_BYTES)
     if processes > 1:
         command += ["-n", str(processes), "--dist", "worksteal"]
     console.step(f"Emulating in {processes} processes" if processes > 1 else "Emulating")

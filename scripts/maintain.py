@@ -17,7 +17,7 @@ from scripts.base.git import Repository
 from scripts.series import changes, clone, export, forecast, guards, lint, model, move, prefixes, reach, rebase_state, tree
 from scripts.series.rebase import Rebase
 from scripts.source import kernel_set, matrix, releases, upstream
-from scripts.wheels import kernels, toolchain
+from scripts.wheels import compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,19 +167,9 @@ def _lint(options: argparse.Namespace) -> None:
     console.done("The series is well-formed.")
 
 
-def _compile(root: Path, path: str) -> Path:
-    """Compile one file of a tree as the default target does; its object."""
-    target = matrix.load(layout.MATRIX).default()
-    rule = "nvcc" if path.endswith(".cu") else "cxx"
-    tools = toolchain.assemble(target, toolchain.check_python(target, None) if rule == "cxx" else None, layout.BUILD, cache=True)
-    plan = kernels.Plan(tree.Tree(root, "", "", "", "", ""), tools, target.kernels, target.architectures, root.parent / "build")
-    unit = kernels.Unit(path, plan.build / "guard.o", rule, 200, 6.5e9)
-    return kernels.compile_units(plan, [unit], 1).objects[0]
-
-
 def _guards(options: argparse.Namespace) -> None:
     with clone.view(options.source) as (patches, applied):
-        outcomes = guards.run(patches, applied, _compile)
+        outcomes = guards.run(patches, applied, compiling.compile_alone)
     if options.json:
         console.result([{**asdict(o), "guard": str(o.guard), "discriminates": o.discriminates} for o in outcomes])
     else:
@@ -229,7 +219,7 @@ def _markdown(patches: model.Series, found: dict[str, list[Move]]) -> str:
 
 
 def _rebase(options: argparse.Namespace) -> None:
-    rebase = Rebase(layout.ROOT, layout.BUILD / "rebase", _compile)
+    rebase = Rebase(layout.ROOT, layout.BUILD / "rebase", compiling.compile_alone)
     chosen = [bool(options.version), options.proceed, options.skip, options.abort]
     if sum(chosen) != 1:
         raise UsageError("say one of: VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --skip, --abort.")

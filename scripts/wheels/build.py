@@ -23,7 +23,7 @@ from scripts.base.errors import BuildError, UpstreamError, UsageError, WheelErro
 from scripts.base.process import last_lines
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import containers, kernels, toolchain, wheel, workflow
+from scripts.wheels import compiling, containers, image, kernels, toolchain, wheel, workflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,7 @@ class Built:
     size: int
     sha256: str
     seconds: float
-    compiled: kernels.Compiled
+    compiled: compiling.Compiled
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def _toolchain(job: Job, python: str | None, *, cache: bool) -> toolchain.Toolch
     return tools
 
 
-def _compile(plan: kernels.Plan, units: list[kernels.Unit], jobs: int | None) -> kernels.Compiled:
-    compiled = kernels.compile_units(plan, units, jobs)
+def _compile(plan: kernels.Plan, units: list[kernels.Unit], jobs: int | None) -> compiling.Compiled:
+    compiled = compiling.compile_units(plan, units, jobs)
     console.note(
         f"{compiled.built} compiled in {console.duration(compiled.seconds)}; compile cache: {compiled.cache_hits} hits, {compiled.cache_misses} misses"
     )
@@ -372,9 +372,7 @@ def _image(options: argparse.Namespace) -> None:
     interpreters = [
         toolchain.find_python(version) for version in (matrix.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13"))
     ]
-    console.done(
-        f"{containers.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME"
-    )
+    console.done(f"{image.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME")
 
 
 def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -12,12 +11,12 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scripts.base import console, files, layout, pip
 from scripts.base.errors import ToolchainError, UsageError
 from scripts.base.process import run
-from scripts.wheels import debian
+from scripts.wheels import debian, torch_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,28 +26,6 @@ if TYPE_CHECKING:
 # What kernels need of the package index's toolkit: the compiler, its device code optimiser, cuda_runtime.h and its
 # parts, and libcu++. Headers of cuBLAS and the like, which torch's own include, come with torch.
 TOOLKIT_PARTS = ("nvcc", "nvvm", "crt", "cccl", "cudart")
-_READY = "ready.json"
-_READY_FORMAT = 2
-
-
-@dataclass(frozen=True)
-class Environment:
-    """A virtual environment with a target's torch, to compile against."""
-
-    python: Path
-    site: Path
-    tag: str  # cp312
-    include: Path  # Python.h
-    torch: str
-    torch_cuda: str
-    cxx11_abi: bool
-    pybind: tuple[str, ...] = ()  # definitions by which its pybind11 knows ours: translated exceptions are shared under them
-
-    @property
-    def cuda(self) -> tuple[Path, ...]:
-        """Folders with ``include`` and ``lib`` of the CUDA libraries that torch depends on: one from CUDA 13, one a library before."""
-        whole = self.site / "nvidia" / f"cu{self.torch_cuda.partition('.')[0]}"
-        return (whole,) if whole.is_dir() else tuple(sorted(path.parent for path in self.site.glob("nvidia/*/include")))
 
 
 @dataclass(frozen=True)
@@ -72,10 +49,10 @@ class Toolchain:
     cxx_version: str
     ninja: Path
     sccache: Path | None
-    for_python: Environment | None
+    for_python: torch_environment.Environment | None
 
     @property
-    def environment(self) -> Environment:
+    def environment(self) -> torch_environment.Environment:
         """Torch and Python, for what includes their headers."""
         if self.for_python is None:
             raise ToolchainError(
@@ -102,69 +79,6 @@ def check_python(target: Target, version: str | None) -> str:
     if wanted not in target.pythons:
         raise UsageError(f"target {target.name} has no Python {wanted}; it has {', '.join(target.pythons)} (choose with --python).")
     return wanted
-
-
-_PROBE = """
-import json, sysconfig, torch
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI),
-    "site": sysconfig.get_path("purelib"), "include": sysconfig.get_path("include"),
-    "tag": "cp" + sysconfig.get_config_var("py_version_nodot"),
-    "pybind": [f'-DPYBIND11_{n}="{v}"' for n in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI") if (v := getattr(torch._C, f"_PYBIND11_{n}", None))]}))
-"""
-
-
-def environment(target: Target, python: Path, version: str, folder: Path, logs: Path) -> Environment:
-    """The target's environment under ``folder``; made when it is not there, or was not finished."""
-    with files.in_turn(folder / f"{target.name}-py{version}.lock", "installs this environment"):
-        return _made_environment(target, python, version, folder, logs)
-
-
-def _made_environment(target: Target, python: Path, version: str, folder: Path, logs: Path) -> Environment:
-    root = folder / f"{target.name}-py{version}"
-    binary, marker = root / "bin/python", root / _READY
-    if marker.is_file():
-        facts = json.loads(marker.read_text(encoding="utf-8"))
-        if facts["wanted"] == target.torch:
-            return _environment(binary, facts if facts.get("format") == _READY_FORMAT else _probe(binary, target, marker))
-    console.step(f"Installing torch {target.torch} for Python {version} (some GB the first time)")
-    shutil.rmtree(root, ignore_errors=True)
-    common = {"error": ToolchainError, "hint": pip.HINT}
-    run([python, "-m", "venv", root], what="could not make a virtual environment", **common)  # type: ignore[arg-type]
-    packages = [torch_for_cuda(target.torch), "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
-    run(pip.installing(binary, *packages), what=f"could not install torch {target.torch}", log=logs / f"environment-{root.name}.log", **common)  # type: ignore[arg-type]
-    return _environment(binary, _probe(binary, target, marker))
-
-
-def torch_for_cuda(version: str) -> str:
-    """What pip is asked for. A folder on the machine may hold a build for the CPU, which "==" alone prefers: it counts as newer."""
-    return f"torch=={version}" if "+" in version else f"torch=={version},!={version}+cpu"
-
-
-def _probe(binary: Path, target: Target, marker: Path) -> dict[str, Any]:
-    """Ask the environment's torch what the binding must be compiled for; check and keep it."""
-    facts: dict[str, Any] = json.loads(run([binary, "-c", _PROBE], error=ToolchainError, what="torch was installed but cannot be imported"))
-    if facts["torch"].split("+")[0] != target.torch or facts["cuda"] != target.cuda:
-        built = f"CUDA {facts['cuda']}" if facts["cuda"] else "the CPU alone"
-        raise ToolchainError(
-            f"pip installed torch {facts['torch']}, built for {built}; target {target.name} needs torch {target.torch} for CUDA {target.cuda}. "
-            "A local index or find-links in pip's configuration may offer another build (pip config list)."
-        )
-    facts |= {"format": _READY_FORMAT, "wanted": target.torch}
-    files.write(marker, json.dumps(facts) + "\n")
-    return facts
-
-
-def _environment(binary: Path, facts: dict[str, Any]) -> Environment:
-    return Environment(
-        binary,
-        Path(facts["site"]),
-        facts["tag"],
-        Path(facts["include"]),
-        facts["torch"],
-        facts["cuda"],
-        bool(facts["abi"]),
-        tuple(facts["pybind"]),
-    )
 
 
 def _nvcc_version(nvcc: Path) -> tuple[str, str] | None:
@@ -261,15 +175,6 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
     return Toolkit(nvcc, *version, (root / "include",), f"{origin} ({reason}), in {folder}", _takes_seed(nvcc))
 
 
-def check_headers(env: Environment) -> None:
-    """Python's C headers, which Debian and others package apart: better missed now than after the kernels."""
-    if not (env.include / "Python.h").is_file():
-        version = f"{env.tag[2]}.{env.tag[3:]}"
-        raise ToolchainError(
-            f"Python {version} has no Python.h in {env.include}. Install its headers (Debian, Ubuntu: apt install python{version}-dev)."
-        )
-
-
 def host_compiler() -> Path:
     """The C++ compiler: CXX, or g++."""
     name = os.environ.get("CXX", "g++")
@@ -300,8 +205,8 @@ def assemble(target: Target, python_version: str | None, build: Path, *, cache: 
     tools = toolkit(target, layout.cache("toolkit"), logs)  # before torch: a target that cannot be built should not cost gigabytes
     env = None
     if python_version is not None and interpreter is not None:
-        env = environment(target, interpreter, python_version, build / "env", logs)
-        check_headers(env)
+        env = torch_environment.environment(target, interpreter, python_version, build / "env", logs)
+        torch_environment.check_headers(env)
     return Toolchain(tools, cxx, _host_version(cxx), _tool("ninja"), _tool("sccache") if cache else None, env)
 
 

@@ -26,7 +26,8 @@ from scripts.base.process import run
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
 from scripts.wheels import wheel
-from scripts.wheels.toolchain import find_python, torch_for_cuda
+from scripts.wheels.toolchain import find_python
+from scripts.wheels.torch_environment import torch_for_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

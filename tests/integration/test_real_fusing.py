@@ -24,7 +24,7 @@ from scripts.base.process import run
 from scripts.series import clone
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
-from scripts.wheels import kernels, toolchain
+from scripts.wheels import compiling, kernels, toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -54,7 +54,7 @@ def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
     tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     # The object that nox -s emulate compiles.
     plan = kernels.Plan(applied, tools, kernel_set.parse_kernels("hdim32,fp16,split,causal"), ("90",), layout.BUILD, emulator.FLAVOUR)
-    (item,) = kernels.compile_units(plan, kernels.kernel_units(plan), None).objects
+    (item,) = compiling.compile_units(plan, kernels.kernel_units(plan), None).objects
     ((_, ptx),) = architectures.ptx(item)
     source = tmp_path / "split.ptx"
     source.write_text(ptx, encoding="utf-8")

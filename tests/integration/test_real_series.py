@@ -16,7 +16,7 @@ from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import kernel_set, matrix, releases, upstream
 from scripts.source.kernel_set import Pass
-from scripts.wheels import kernels, toolchain
+from scripts.wheels import compiling, kernels, toolchain
 
 pytestmark = pytest.mark.network
 
@@ -100,5 +100,5 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
     target = MATRIX.default()
     tools = toolchain.assemble(target, toolchain.check_python(target, None), ROOT / "build", cache=True)
     plan = kernels.Plan(applied, tools, chosen, ("90",), root / "build")
-    compiled = kernels.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], None)
+    compiled = compiling.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], None)
     assert all(path.stat().st_size > 100_000 for path in compiled.objects)

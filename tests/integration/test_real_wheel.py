@@ -144,7 +144,7 @@ def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: 
     from scripts.base.errors import CompileError
     from scripts.series.tree import Tree
     from scripts.source import kernel_set, matrix
-    from scripts.wheels import kernels, toolchain
+    from scripts.wheels import compiling, kernels, toolchain
 
     target = matrix.load(ROOT / "wheel_matrix.toml").default()
     tools = toolchain.assemble(target, None, ROOT / "build", cache=True)
@@ -155,4 +155,4 @@ def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: 
     tree = Tree(tmp_path / "source", "b" * 40, hashlib.sha1(os.urandom(8), usedforsecurity=False).hexdigest(), "d" * 64, "e" * 40, "f" * 64)
     plan = kernels.Plan(tree, tools, chosen, ("90",), tmp_path / "build")
     with pytest.raises(CompileError, match=r'(?s)error: identifier "undeclared" is undefined.*The full log is .*compile-\w+\.log'):
-        kernels.compile_units(plan, kernels.kernel_units(plan), 1)
+        compiling.compile_units(plan, kernels.kernel_units(plan), 1)

@@ -12,7 +12,7 @@ from scripts.base.errors import CompileError, WheelError
 from scripts.base.process import run
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
-from scripts.wheels import kernels, toolchain
+from scripts.wheels import compiling, kernels, toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -38,7 +38,7 @@ def target() -> matrix.Target:
     return matrix.load(ROOT / "wheel_matrix.toml").default()
 
 
-def compiled(target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch, cache: Path | None) -> tuple[bytes, kernels.Compiled]:
+def compiled(target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch, cache: Path | None) -> tuple[bytes, compiling.Compiled]:
     """What a small kernel file of a clone becomes in an extension, which has no symbol table."""
     source = clone / "source/csrc/flash_attn/src"
     source.mkdir(parents=True)
@@ -48,7 +48,7 @@ def compiled(target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("SCCACHE_DIR", str(cache))
     tools = toolchain.assemble(target, None, ROOT / "build", cache=cache is not None)
     plan = kernels.Plan(Tree(clone / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64), tools, KERNEL, ("90",), clone / "build")
-    done = kernels.compile_units(plan, kernels.kernel_units(plan), 1)
+    done = compiling.compile_units(plan, kernels.kernel_units(plan), 1)
     library = clone / "library.so"
     run([tools.cxx, "-shared", "-s", "-o", library, *done.objects], error=WheelError, what="could not link")
     return library.read_bytes(), done

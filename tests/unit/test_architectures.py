@@ -12,7 +12,7 @@ from packaging.version import Version
 from scripts import architectures
 from scripts.base.errors import CompileError
 from scripts.source import matrix
-from scripts.wheels import kernels
+from scripts.wheels import compile_cache, compiling, kernels
 from tests.unit.test_kernels import KERNELS, toolchain, tree
 
 CAPABILITIES = st.lists(st.sampled_from(matrix.ARCHITECTURES), min_size=1, unique=True).map(lambda a: tuple(sorted(a, key=int)))
@@ -61,12 +61,12 @@ def test_an_object_without_machine_code_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("keeps_from", "expected"), [("0.1", True), ("99", False)])
 def test_what_the_compile_cache_cannot_keep_goes_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_from: str, expected: bool) -> None:
     tools = toolchain(tmp_path, 'touch "$last"\n', cache=True)
-    monkeypatch.setattr(kernels, "_CACHE_SHARES_FROM", Version(keeps_from))
+    monkeypatch.setattr(compile_cache, "_SHARES_FROM", Version(keeps_from))
     planned = kernels.Plan(tree(tmp_path), tools, KERNELS[:1], ("80", "90"), tmp_path / "build", shared_ptx={"80": ("90",)})
-    kernels.write_ninja(tmp_path / "build.ninja", [(planned, kernels.kernel_units(planned))])
+    compiling.write_ninja(tmp_path / "build.ninja", [(planned, kernels.kernel_units(planned))])
     command = (tmp_path / "build.ninja").read_text()
     assert "code=[sm_80,sm_90]" in command
     assert ("/sccache " in command) == expected
     alone = dataclasses.replace(planned, architectures=("90",))
-    kernels.write_ninja(tmp_path / "build.ninja", [(alone, kernels.kernel_units(alone))])
+    compiling.write_ninja(tmp_path / "build.ninja", [(alone, kernels.kernel_units(alone))])
     assert "/sccache " in (tmp_path / "build.ninja").read_text()

@@ -13,7 +13,7 @@ import pytest
 from scripts import __main__
 from scripts.base import layout
 from scripts.base.errors import WheelError
-from scripts.wheels import build, kernels
+from scripts.wheels import build, compiling
 
 
 def fake_wheel(path: Path, **files: str) -> build.Built:
@@ -22,7 +22,7 @@ def fake_wheel(path: Path, **files: str) -> build.Built:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name, (2025, 1, 1, 0, 0, 0)), text)
     content = path.read_bytes()
-    return build.Built(path, len(content), hashlib.sha256(content).hexdigest(), 3.0, kernels.Compiled((), 1, 1.0, 0, 1))
+    return build.Built(path, len(content), hashlib.sha256(content).hexdigest(), 3.0, compiling.Compiled((), 1, 1.0, 0, 1))
 
 
 @pytest.mark.parametrize("other", ["same", "different"])

@@ -21,7 +21,7 @@ from scripts.base import files, layout
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, WheelError
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import build, kernels, toolchain, verify
+from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
@@ -191,7 +191,7 @@ def test_a_failed_build_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch
     def build_one(loaded: object, job: build.Job, options: object, place: object) -> build.Built:
         if job.python == "3.11":
             raise ToolchainError("no compiler for this one.")
-        return build.Built(Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, kernels.Compiled((), 4, 2.0, 3, 1))
+        return build.Built(Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, compiling.Compiled((), 4, 2.0, 3, 1))
 
     monkeypatch.setattr(build, "build_one", build_one)
     with pytest.raises(SystemExit) as caught:
@@ -227,7 +227,7 @@ def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("version", "taken"), [("2.13.0", "2.13.0+cu130"), ("2.13.0+cu130", "2.13.0+cu130")])
 def test_pip_is_asked_for_no_torch_for_the_cpu(version: str, taken: str) -> None:
     """Which counts as newer than "2.13.0", and lies in some machines' folders."""
-    wanted = Requirement(toolchain.torch_for_cuda(version)).specifier
+    wanted = Requirement(torch_environment.torch_for_cuda(version)).specifier
     assert list(wanted.filter(["2.13.0+cpu", "2.13.0+cu130", "2.12.0"])) == [taken]
 
 
@@ -362,16 +362,16 @@ def test_a_cuda_that_neither_the_machine_nor_an_index_has_is_an_error_before_any
 def test_cuda_s_libraries_lie_in_one_folder_or_before_13_in_many(tmp_path: Path, release: str, folders: list[str]) -> None:
     for name in folders:
         (tmp_path / "nvidia" / name / "include").mkdir(parents=True)
-    env = toolchain.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.6.0", release, cxx11_abi=False)
+    env = torch_environment.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.6.0", release, cxx11_abi=False)
     assert [path.relative_to(tmp_path / "nvidia").as_posix() for path in env.cuda] == folders
 
 
 def test_missing_python_headers_are_an_error_that_names_the_package(tmp_path: Path) -> None:
-    env = toolchain.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0", "13.0", cxx11_abi=True)
+    env = torch_environment.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0", "13.0", cxx11_abi=True)
     with pytest.raises(ToolchainError, match=r"no Python\.h .*python3\.12-dev"):
-        toolchain.check_headers(env)
+        torch_environment.check_headers(env)
     (tmp_path / "Python.h").touch()
-    toolchain.check_headers(env)
+    torch_environment.check_headers(env)
 
 
 def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
