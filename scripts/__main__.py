@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import architectures, bench, compare, emulator, maintain
+from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified
+from scripts.lab import build_cost, compare, emulator, shared_ptx
 from scripts.source import matrix, upstream
 from scripts.wheels import build, verify, wheel
 
@@ -25,8 +26,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
     build.add_command(commands)
     emulator.add_command(commands)
-    architectures.add_command(commands)
-    bench.add_command(commands)
+    shared_ptx.add_command(commands)
+    build_cost.add_command(commands)
     compare.add_command(commands)
     check = commands.add_parser(
         "verify",

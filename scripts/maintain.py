@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 from rich.table import Table
 
-from scripts import timings
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UpstreamError, UsageError
 from scripts.base.git import Repository
+from scripts.lab import series_times
 from scripts.series import changes, clone, export, forecast, guards, lint, model, move, prefixes, reach, rebase_state, tree
 from scripts.series.rebase import Rebase
 from scripts.source import kernel_set, matrix, releases, upstream
@@ -325,7 +325,7 @@ def _timings(options: argparse.Namespace) -> None:
     checkout = upstream.pinned(loaded.upstream, options.source)
     newest = max((v for v in loaded.releases if v != loaded.upstream.version), key=Version)
     release = releases.find(loaded, newest, layout.UPSTREAM, layout.cache("sdist"), options.source)
-    measured = timings.measure(patches, loaded.upstream, checkout, release, layout.BUILD / "tmp")
+    measured = series_times.measure(patches, loaded.upstream, checkout, release, layout.BUILD / "tmp")
     if options.json:
         console.result([asdict(m) for m in measured])
         return

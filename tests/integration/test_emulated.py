@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator
 from scripts.base import layout
 from scripts.base.errors import VerifyError
 from scripts.base.process import run
+from scripts.lab import emulator
 from scripts.source import matrix
 from scripts.wheels import toolchain
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from scripts import compare
 from scripts.base import layout
+from scripts.lab import compare
 from scripts.series import clone
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source

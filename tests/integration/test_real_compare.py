@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import compare
 from scripts.base import layout
+from scripts.lab import compare
 from scripts.source import matrix
 from scripts.wheels import toolchain
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts import compare
 from scripts.base import layout
+from scripts.lab import compare
 from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source

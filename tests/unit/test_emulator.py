@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator
 from scripts.base import layout
 from scripts.base.errors import SeriesError
+from scripts.lab import emulator
 from scripts.series import model, tree
 from scripts.wheels import compiling, kernels
 from tests.unit.conftest import BASE, checkout_of

@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any, cast
 from ninja import ninja_syntax
 from rich.table import Table
 
-from scripts import maintain, metered, speed
+from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.base.git import Repository
 from scripts.base.process import last_lines, quoted, run
+from scripts.lab import kernel_speed, metered
 from scripts.series import clone, tree
 from scripts.source import kernel_set, matrix, upstream
 from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, wheel
@@ -375,7 +376,7 @@ def _show(found: Sequence[Line]) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     if options.what == "kernels":
-        speed.run(options)
+        kernel_speed.run(options)
         return
     if options.figures or options.picture:
         raise UsageError("--from and --picture are for bench -- kernels.")
@@ -426,7 +427,7 @@ def add_command(commands: Any) -> None:
         "--kernels",
         metavar="SET",
         type=build.kernel_choice,
-        help=f"which kernel files (default: {speed.KERNELS}, or {_KERNELS} for build; see nox -s build -- --help)",
+        help=f"which kernel files (default: {kernel_speed.KERNELS}, or {_KERNELS} for build; see nox -s build -- --help)",
     )
     parser.add_argument("--from", dest="figures", metavar="FILE", type=Path, help="kernels: measure nothing; take what tests/wheel/bench.py wrote")
     parser.add_argument("--picture", metavar="FILE.svg", type=_picture, help="kernels: draw time and memory over the length of sequences")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from scripts import architectures
 from scripts.base.errors import CompileError
+from scripts.lab import shared_ptx
 from scripts.source import matrix
 from scripts.wheels import compile_cache, compiling, kernels
 from tests.unit.test_kernels import KERNELS, toolchain, tree
@@ -42,20 +42,20 @@ def test_options_of_nvcc() -> None:
 
 def test_a_kernel_that_differs_is_named_and_the_base_is_not_compared() -> None:
     own = {"80": {"f": b"1"}, "90": {"f": b"2", "g": b"3"}}
-    assert architectures.compare("a.cu", "80", own, own) == [architectures.Comparison("a.cu", "80", "90", 2, ())]
-    (found,) = architectures.compare("a.cu", "80", {"80": {"f": b"x"}, "90": {"f": b"2", "g": b"4"}}, own)
+    assert shared_ptx.compare("a.cu", "80", own, own) == [shared_ptx.Comparison("a.cu", "80", "90", 2, ())]
+    (found,) = shared_ptx.compare("a.cu", "80", {"80": {"f": b"x"}, "90": {"f": b"2", "g": b"4"}}, own)
     assert found.differing == ("g",)
 
 
 @pytest.mark.parametrize("shared", [{}, {"90": {}}, {"90": {"f": b"2"}}], ids=str)
 def test_kernels_that_are_not_there_are_no_agreement(shared: dict[str, dict[str, bytes]]) -> None:
     with pytest.raises(CompileError, match=r"a\.cu, sm_90: 2 kernels from its own PTX, [01] from that of compute_80"):
-        architectures.compare("a.cu", "80", shared, {"90": {"f": b"2", "g": b"3"}})
+        shared_ptx.compare("a.cu", "80", shared, {"90": {"f": b"2", "g": b"3"}})
 
 
 def test_an_object_without_machine_code_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="no machine code"):
-        architectures.machine_code(Path(sys.executable).resolve())
+        shared_ptx.machine_code(Path(sys.executable).resolve())
 
 
 @pytest.mark.parametrize(("keeps_from", "expected"), [("0.1", True), ("99", False)])

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from elftools.elf.sections import SymbolTableSection
 from rich.table import Table
 
-from scripts import architectures, maintain
+from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
+from scripts.lab import shared_ptx
 from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
 from scripts.wheels import build, compiling, kernels, toolchain
@@ -82,11 +83,11 @@ def _info(elf: ELFFile) -> dict[str, dict[int, int]]:
 def read(item: Path, architecture: str) -> dict[str, Code]:
     """The kernels of an object that is not packed, by their mangled names."""
     found: dict[str, Code] = {}
-    for one, cubin in architectures.cubins(item):
+    for one, cubin in shared_ptx.cubins(item):
         if one != architecture:
             continue
         info = _info(cubin)
-        for name, text in architectures.texts(cubin).items():
+        for name, text in shared_ptx.texts(cubin).items():
             local = {_LOAD: 0, _STORE: 0}
             for low, high in struct.iter_unpack("<QQ", text):
                 if low & _OPCODE in local:

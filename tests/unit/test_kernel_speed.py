@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scripts import speed
 from scripts.base.errors import NotVerified, UsageError
+from scripts.lab import kernel_speed
 
 
 def row(group: str, variant: str, ms: float, mb: float = 100.0, batch: int = 4, len_k: int = 2048, head_dim: int = 64) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def rows(**changed: float) -> list[dict[str, Any]]:
 
 
 def test_figures_that_meet_every_goal() -> None:
-    assert [goal.what for goal in speed.goals(rows()) if not goal.met] == []
+    assert [goal.what for goal in kernel_speed.goals(rows()) if not goal.met] == []
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def test_figures_that_meet_every_goal() -> None:
     ],
 )
 def test_a_goal_that_is_missed_is_called_so(changed: dict[str, float], missed: list[str]) -> None:
-    assert [goal.what for goal in speed.goals(rows(**changed)) if goal.met is False] == missed
+    assert [goal.what for goal in kernel_speed.goals(rows(**changed)) if goal.met is False] == missed
 
 
 def test_several_cases_count_by_their_geometric_mean_their_worst_and_the_most_memory() -> None:
     found = rows()
     for length, ms, mb in ((2048, 0.5, 90.0), (4096, 2.0, 103.0)):
         next(r for r in found if r["variant"] == "on" and r["group"] == "prefill" and r["len_k"] == length).update(ms=ms, mb=mb)
-    told = {goal.what: goal.value for goal in speed.goals(found)}
+    told = {goal.what: goal.value for goal in kernel_speed.goals(found)}
     assert told["prefill, default split_size: geometric mean"] == pytest.approx(1.0)
     assert told["prefill, default split_size: the worst"] == 2.0
     assert told["prefill: memory above stock's, the most"] == pytest.approx(3.0)
 
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
-    found = speed.goals([r for r in rows() if r["group"] != "backward"])
+    found = kernel_speed.goals([r for r in rows() if r["group"] != "backward"])
     assert {goal.what.split(":")[0] for goal in found if goal.met is None} == {"backward, against stock's deterministic=True", "backward"}
 
 
@@ -96,12 +96,12 @@ def test_a_file_that_is_none_of_figures_is_an_error_that_names_it(tmp_path: Path
     path = tmp_path / "bench.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=f"bench.json.*{expected}"):
-        speed.read(path)
+        kernel_speed.read(path)
 
 
 def test_figures_without_stock_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="was measured without stock"):
-        speed.read(figures(tmp_path / "bench.json", [r for r in rows() if r["variant"] != "stock"]))
+        kernel_speed.read(figures(tmp_path / "bench.json", [r for r in rows() if r["variant"] != "stock"]))
 
 
 @pytest.mark.parametrize("name", ["time.svg", "time.png"])
@@ -110,10 +110,10 @@ def test_the_picture_has_a_line_for_each_variant(tmp_path: Path, name: str) -> N
     folder = tmp_path / "pictures"
     folder.mkdir()
     picture = folder / name
-    facts = speed.read(figures(tmp_path / "bench.json", found))
-    speed.draw(facts, picture)
+    facts = kernel_speed.read(figures(tmp_path / "bench.json", found))
+    kernel_speed.draw(facts, picture)
     content = picture.read_bytes()
-    speed.draw(facts, picture)
+    kernel_speed.draw(facts, picture)
     assert picture.read_bytes() == content
     assert [path.name for path in folder.iterdir()] == [name]
     if name.endswith("svg"):
@@ -123,7 +123,7 @@ def test_the_picture_has_a_line_for_each_variant(tmp_path: Path, name: str) -> N
 
 def test_without_a_gpu_nothing_is_built_and_the_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
-    monkeypatch.setattr(speed, "_has_gpu", lambda: False)
-    monkeypatch.setattr(speed, "_measure", lambda *_: pytest.fail("began to build"))
+    monkeypatch.setattr(kernel_speed, "_has_gpu", lambda: False)
+    monkeypatch.setattr(kernel_speed, "_measure", lambda *_: pytest.fail("began to build"))
     with pytest.raises(NotVerified, match="no CUDA device here"):
-        speed.run(Namespace(figures=None))
+        kernel_speed.run(Namespace(figures=None))
