@@ -9,36 +9,33 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import re
 import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import zlib
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from ninja import ninja_syntax
 from rich.table import Table
 
 from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.base.git import Repository
-from scripts.base.process import last_lines, quoted, run
-from scripts.lab import kernel_speed, metered
+from scripts.base.process import last_lines
+from scripts.lab import kernel_speed, metering
 from scripts.series import clone, tree
 from scripts.source import kernel_set, matrix, upstream
 from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 _KERNELS = "hdim64,fp16"  # of each pass a file, causal and not
 _WHEELS = 16  # of a matrix of four torches and four Pythons
@@ -172,93 +169,6 @@ def _recompiled(plan: kernels.Plan) -> int:
         repository.run("reset", "--quiet", "--hard", before)
 
 
-@dataclass(frozen=True)
-class _Compile:
-    """One file to compile on one side."""
-
-    side: str  # ours, bare (ours without masks and biases) or upstream
-    file: str  # its name, without the suffix
-    command: str  # for sh
-    target: Path
-    seconds: float  # expected
-
-
-def _commands(plan: kernels.Plan, file: Path, targets: Sequence[Path], settings: Mapping[str, str] | None = None) -> list[str]:
-    """How a ninja file makes each of its targets, with environment variables of its own."""
-    ask: list[str | Path] = [plan.toolchain.ninja, "-C", file.parent, "-f", file.name, "-t", "commands"]
-    told = [run([*ask, target], error=CompileError, what=f"{file} does not make {target}").splitlines() for target in targets]
-    exported = "".join(f"export {name}={quoted([value])} && " for name, value in (settings or {}).items())
-    return [f"cd {quoted([file.parent])} && {exported}{commands[-1]}" for commands in told]
-
-
-def _compiles(plan: kernels.Plan, side: str, units: Sequence[kernels.Unit]) -> list[_Compile]:
-    """Our own compiles, as a build has them."""
-    file = plan.build / "ninja" / f"{side}.ninja"
-    compiling.write_ninja(file, [(plan, units)])
-    commands = _commands(plan, file, [unit.target for unit in units])
-    return [_Compile(side, Path(u.source).stem, command, u.target, u.seconds) for u, command in zip(units, commands, strict=True)]
-
-
-def side_by_side(sides: Sequence[Sequence[_Compile]]) -> list[_Compile]:
-    """Each file on all sides before the next, beginning with another side each time."""
-    return [compiles[(i + shift) % len(compiles)] for i, compiles in enumerate(zip(*sides, strict=True)) for shift in range(len(compiles))]
-
-
-def _record(folder: Path, one: _Compile) -> Path:
-    """Where its figures are. The folder and the command name all that they depend on: so do the places of our objects."""
-    return folder / "metered" / f"{one.side}-{one.file}-{hashlib.sha256(one.command.encode()).hexdigest()[:16]}.json"
-
-
-def _meter(plan: kernels.Plan, compiles: Sequence[_Compile], jobs: int, folder: Path) -> None:
-    """Compile, in this order, the files that have not been metered on all sides yet, with a bar.
-
-    Raises:
-        CompileError: with the end of the failed compiler's output, and where the whole log is.
-        KeyboardInterrupt: after the compilers were stopped; what was metered stays for the next run.
-    """
-    lacking = {one.file for one in compiles if not (_record(folder, one).exists() and one.target.exists())}
-    left = [one for one in compiles if one.file in lacking]
-    if not left:
-        return
-    file, log = folder / "ninja" / "metered.ninja", folder / "logs" / "metered.log"
-    for path in (file, log, _record(folder, left[0])):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8") as text:
-        writer = ninja_syntax.Writer(cast("Any", text), width=10**6)  # annotated as str, used as a file
-        writer.rule("meter", command="$metered", description="$name")
-        for one in left:  # ninja starts what is ready in the order of the file
-            one.target.parent.mkdir(parents=True, exist_ok=True)
-            record = _record(folder, one)
-            record.unlink(missing_ok=True)
-            words: list[str | Path] = [sys.executable, metered.__file__, record, "sh", "-c", one.command]
-            name = f"{one.file}, {one.side}"
-            writer.build([str(record)], "meter", variables={"metered": quoted(words).replace("$", "$$"), "name": name})
-    settings = {**kernels.environment(), "NINJA_STATUS": "[%f/%t] "}
-    command = [str(plan.toolchain.ninja), "-C", str(file.parent), "-f", file.name, f"-j{jobs}"]
-    started, said, done = time.monotonic(), "", 0.0
-    expected = {f"{one.file}, {one.side}": one.seconds for one in left}
-    total = sum(expected.values())
-    with (
-        console.progress("compiling on both sides", len(compiles), len(compiles) - len(left)) as advance,
-        compiling.running_ninja(command, settings, log) as ninja,
-        log.open("a", encoding="utf-8") as record_file,
-    ):
-        for line in ninja.stdout or ():
-            record_file.write(line)
-            said = (said + line)[-4000:]
-            if (counted := re.match(r"\[\d+/\d+\] (.+)$", line)) and counted[1] in expected:
-                done += expected[counted[1]]
-                advance(counted[1], (time.monotonic() - started) / done * (total - done))
-        status = ninja.wait()
-    if status != 0:
-        raise CompileError(f"a compile failed:\n{last_lines(said)}\nThe full log is {log}.")
-
-
-def _metered(folder: Path, compiles: Sequence[_Compile]) -> dict[str, float]:
-    """CPU seconds of each file."""
-    return {one.file: float(json.loads(_record(folder, one).read_text(encoding="utf-8"))["cpu_seconds"]) for one in compiles}
-
-
 def _libraries(env: torch_environment.Environment) -> dict[str, str]:
     """The variable that shows compilers the headers of CUDA's libraries, which a bare toolkit lacks."""
     return {"CPATH": os.pathsep.join(str(folder / "include") for folder in env.cuda)}
@@ -292,7 +202,9 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
     return found[0]
 
 
-def _upstreams(plan: kernels.Plan, units: Sequence[kernels.Unit], checkout: upstream.Checkout, source: Path) -> tuple[list[_Compile], _Compile]:
+def _upstreams(
+    plan: kernels.Plan, units: Sequence[kernels.Unit], checkout: upstream.Checkout, source: Path
+) -> tuple[list[metering.Compile], metering.Compile]:
     """Upstream's compiles of the same kernel files, in their order, and of its binding."""
     there = sorted(source.glob("build/temp.*/build.ninja"))
     if not there:
@@ -308,8 +220,10 @@ def _upstreams(plan: kernels.Plan, units: Sequence[kernels.Unit], checkout: upst
     targets = [by_stem[stem] for stem in (*wanted, "flash_api")]
     seconds = [_THEIRS * unit.seconds for unit in units] + [40.0]
     *compiles, binding = (
-        _Compile("upstream", target.stem, command, target, taken)
-        for target, command, taken in zip(targets, _commands(plan, file, targets, _libraries(plan.toolchain.environment)), seconds, strict=True)
+        metering.Compile("upstream", target.stem, command, target, taken)
+        for target, command, taken in zip(
+            targets, metering.commands_of(plan, file, targets, _libraries(plan.toolchain.environment)), seconds, strict=True
+        )
     )
     return compiles, binding
 
@@ -325,14 +239,14 @@ def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, 
     _, applied = clone.apply(loaded, options.source, folder / "source", reset=True)  # nobody's work is there
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
     units, unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
-    ours, (binding,) = _compiles(plan, "ours", units), _compiles(plan, "ours", [unit])
+    ours, (binding,) = metering.compiles_of(plan, "ours", units), metering.compiles_of(plan, "ours", [unit])
     theirs, their_binding = _upstreams(plan, units, upstream.pinned(loaded.upstream, options.source), folder / "upstream")
     bare_plan = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
-    bare = _compiles(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
+    bare = metering.compiles_of(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
     jobs, reason = compiling.job_limit(options.jobs, max(u.memory for u in units))
     console.step(f"{len(units)} kernel files on both sides{', and ours without masks and biases' if bare else ''}, without the compile cache")
     console.note(f"{jobs} at once ({reason})")
-    _meter(plan, [*side_by_side([ours, theirs, bare] if bare else [ours, theirs]), binding, their_binding], jobs, folder)
+    metering.meter(plan, [*metering.side_by_side([ours, theirs, bare] if bare else [ours, theirs]), binding, their_binding], jobs, folder)
     sizes = []
     for name, compiles in (("ours", [binding, *ours]), ("upstream", [their_binding, *theirs])):
         extension = folder / f"{name}.so"
@@ -348,10 +262,10 @@ def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, 
             built.append(build.build_one(loaded, job, one, build.Place(folder, folder / "dist", cache=False)))
     share = (built[0].compiled.built - 1) / len(job.kernels)  # but for the binding
     mine, other = (
-        Side(_metered(folder, compiles), _metered(folder, [bound])["flash_api"], size)
+        Side(metering.metered_seconds(folder, compiles), metering.metered_seconds(folder, [bound])["flash_api"], size)
         for compiles, bound, size in ((ours, binding, sizes[0]), (theirs, their_binding, sizes[1]))
     )
-    return Ours(mine, _metered(folder, bare) if bare else None, spent[0], spent[1], _recompiled(plan), share), other
+    return Ours(mine, metering.metered_seconds(folder, bare) if bare else None, spent[0], spent[1], _recompiled(plan), share), other
 
 
 def _show_files(ours: Ours, theirs: Side) -> None:

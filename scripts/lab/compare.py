@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import struct
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elftools.elf.sections import SymbolTableSection
 from rich.table import Table
 
 from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
-from scripts.lab import shared_ptx
+from scripts.lab.objects import Code, read_kernels
 from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
 from scripts.wheels import build, compiling, kernels, toolchain
@@ -25,76 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from elftools.elf.elffile import ELFFile
-
     from scripts.series.tree import Tree
 
 _KERNELS = "hdim64,fp16,causal"  # a file of each pass
 _FREE_OF_TORCH = "0002"  # the patch from which on kernel files compile without torch
-# nvdisasm's LDL and STL, and the field of either that gives its width.
-_LOAD, _STORE, _OPCODE = 0x983, 0x387, 0xFFF
-_WIDTHS = (1, 1, 2, 2, 4, 8, 16)
-# Of .nv.info: the attributes that give a kernel's registers and the size of its stack frame.
-_REGISTERS, _FRAME, _WITH_SIZE = 0x2F, 0x11, 4
 # The flags of upstream's kernel templates, in their order.
 _FLAGS = {
     "flash_fwd_kernel": ("dropout", "causal", "local", "alibi", "even_MN", "even_K", "softcap", "softmax"),
     "flash_fwd_splitkv_kernel": ("causal", "local", "alibi", "even_MN", "even_K", "softcap", "split", "append"),
     "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel": ("dropout", "causal", "local", "alibi", "even_MN", "even_K", "softcap", "ordered"),
 }
-
-
-@dataclass(frozen=True)
-class Code:
-    """One kernel's machine code: its size, and the local memory (spills, arrays) that its instructions name, in bytes."""
-
-    instructions: int
-    registers: int
-    stack: int
-    stores: int
-    loads: int
-    text: bytes
-
-    def figures(self) -> dict[str, int]:
-        """All but the code itself."""
-        return {name: value for name, value in asdict(self).items() if name != "text"}
-
-    def __str__(self) -> str:
-        return f"{self.instructions} ({self.registers} registers, {self.stack} bytes of stack, {self.stores}/{self.loads} stored/loaded)"
-
-
-def _info(elf: ELFFile) -> dict[str, dict[int, int]]:
-    """By kernel: the attributes of .nv.info that have a value for it."""
-    section, symbols = elf.get_section_by_name(".nv.info"), elf.get_section_by_name(".symtab")
-    found: dict[str, dict[int, int]] = {}
-    if section is None or not isinstance(symbols, SymbolTableSection):
-        return found
-    data = section.data()
-    at = 0
-    while at < len(data):
-        kind, attribute, size = struct.unpack_from("<BBH", data, at)
-        if kind == _WITH_SIZE and size >= 8:
-            symbol, value = struct.unpack_from("<II", data, at + 4)
-            found.setdefault(symbols.get_symbol(symbol).name, {})[attribute] = value
-        at += 4 + (size if kind == _WITH_SIZE else 0)
-    return found
-
-
-def read(item: Path, architecture: str) -> dict[str, Code]:
-    """The kernels of an object that is not packed, by their mangled names."""
-    found: dict[str, Code] = {}
-    for one, cubin in shared_ptx.cubins(item):
-        if one != architecture:
-            continue
-        info = _info(cubin)
-        for name, text in shared_ptx.texts(cubin).items():
-            local = {_LOAD: 0, _STORE: 0}
-            for low, high in struct.iter_unpack("<QQ", text):
-                if low & _OPCODE in local:
-                    local[low & _OPCODE] += _WIDTHS[min(high >> 9 & 7, len(_WIDTHS) - 1)]
-            own = info.get(name, {})
-            found[name] = Code(len(text) // 16, own.get(_REGISTERS, 0), own.get(_FRAME, 0), local[_STORE], local[_LOAD], text)
-    return found
 
 
 def _template(name: str) -> str | None:
@@ -158,7 +96,7 @@ def compiled(
     plans = [kernels.Plan(applied, tools, wanted, (architecture,), layout.BUILD, flavour) for applied, wanted in sources]
     work = [(plan, kernels.kernel_units(plan)) for plan in plans]
     compiling.compile_together(work, jobs)
-    return [{unit.target.stem: read(unit.target, architecture) for unit in units} for _, units in work]
+    return [{unit.target.stem: read_kernels(unit.target, architecture) for unit in units} for _, units in work]
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -7,87 +7,27 @@ they do; this is the check.
 
 from __future__ import annotations
 
-import io
-import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elftools.elf.elffile import ELFFile
 from rich.table import Table
 
 from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
+from scripts.lab.objects import machine_code
 from scripts.series import clone
 from scripts.source import matrix
 from scripts.wheels import build, compiling, kernels, toolchain
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from scripts.series.tree import Tree
     from scripts.source.kernel_set import Kernel
     from scripts.source.matrix import Matrix
-
-_FATBIN_MAGIC = 0xBA55ED50
-_PTX, _MACHINE_CODE = 1, 2
-
-
-def _pieces(item: Path, wanted: int) -> Iterator[tuple[str, bytes]]:
-    """Compute capability and content of each piece of this kind in an object."""
-    with item.open("rb") as stream:
-        section = ELFFile(stream).get_section_by_name(".nv_fatbin")
-        if section is None:
-            raise CompileError(f"{item} has no machine code for a GPU.")
-        data = section.data()
-    at = 0
-    while at + 16 <= len(data):
-        magic, _, header, content = struct.unpack_from("<IHHQ", data, at)
-        if magic != _FATBIN_MAGIC:
-            at += 8  # padding between containers
-            continue
-        entry, end = at + header, at + header + content
-        while entry < end:
-            kind, _, entry_header, size = struct.unpack_from("<HHIQ", data, entry)
-            (number,) = struct.unpack_from("<I", data, entry + 28)
-            if kind == wanted:
-                yield str(number), data[entry + entry_header : entry + entry_header + size]
-            entry += entry_header + size
-        at = end
-
-
-def cubins(item: Path) -> Iterator[tuple[str, ELFFile]]:
-    """Compute capability and ELF file of each piece of machine code in an object.
-
-    Raises:
-        CompileError: the object has none, or it is compressed.
-    """
-    for architecture, cubin in _pieces(item, _MACHINE_CODE):
-        if cubin[:4] != b"\x7fELF":
-            raise CompileError(f"the machine code for sm_{architecture} in {item} is compressed.")
-        yield architecture, ELFFile(io.BytesIO(cubin))
-
-
-def ptx(item: Path) -> Iterator[tuple[str, str]]:
-    """Compute capability and text of each PTX module in an object that is not compressed."""
-    for architecture, text in _pieces(item, _PTX):
-        yield architecture, text.rstrip(b"\0").decode()
-
-
-def texts(cubin: ELFFile) -> dict[str, bytes]:
-    """The section ``.text`` of each kernel."""
-    return {s.name.removeprefix(".text."): s.data() for s in cubin.iter_sections() if s.name.startswith(".text.")}
-
-
-def machine_code(item: Path) -> dict[str, dict[str, bytes]]:
-    """By compute capability and kernel: the section ``.text`` of each in an object."""
-    found: dict[str, dict[str, bytes]] = {}
-    for architecture, cubin in cubins(item):
-        found.setdefault(architecture, {}).update(texts(cubin))
-    return found
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from scripts.base import layout
-from scripts.lab import compare
+from scripts.lab import compare, objects
 from scripts.series import clone
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
@@ -15,7 +15,7 @@ from scripts.source.upstream import Source
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
 FILES = ["fwd_hdim32_fp16_causal", "split_hdim32_fp16_causal", "bwd_hdim32_fp16_causal"]
-Code = Mapping[str, Mapping[str, compare.Code]]  # by file and kernel
+Code = Mapping[str, Mapping[str, objects.Code]]  # by file and kernel
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.base import layout
-from scripts.lab import compare
+from scripts.lab import compare, objects
 from scripts.source import matrix
 from scripts.wheels import toolchain
 
@@ -34,7 +34,7 @@ def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: P
     source.write_text(SOURCE, encoding="utf-8")
     command = [tools.toolkit.nvcc, f"-ccbin={tools.cxx}", "-arch=sm_90", "-Xptxas=-v", "-c", source, "-o", item]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    found = {compare.spell(name): code for name, code in compare.read(item, "90").items()}
+    found = {compare.spell(name): code for name, code in objects.read_kernels(item, "90").items()}
     assert len(found) == 2
     for name, code in found.items():
         own = told.partition(f"Compiling entry function '{name}'")[2]
@@ -43,7 +43,7 @@ def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: P
         in_local = "local" in name
         assert (code.stack >= 24 * 4) == in_local
         assert (code.stores > 0, code.loads > 0) == (in_local, in_local)
-    assert compare.read(item, "80") == {}
+    assert objects.read_kernels(item, "80") == {}
 
 
 def test_a_patch_that_changes_no_kernel_and_one_that_takes_some_away() -> None:

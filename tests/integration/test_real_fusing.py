@@ -20,7 +20,7 @@ from elftools.elf.elffile import ELFFile
 from scripts.base import layout
 from scripts.base.errors import CompileError
 from scripts.base.process import run
-from scripts.lab import compare, emulator, shared_ptx
+from scripts.lab import compare, emulator, objects
 from scripts.series import clone
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
@@ -44,7 +44,7 @@ def fused_by_the_rule(ptx: str) -> Iterator[tuple[str, int]]:
 def sums(cubin: Path) -> dict[str, int]:
     """By kernel: additions that are no part of another instruction."""
     with cubin.open("rb") as stream:
-        found = shared_ptx.texts(ELFFile(stream))
+        found = objects.texts(ELFFile(stream))
     return {name: sum(low & _OPCODE == _FADD for low, _ in struct.iter_unpack("<QQ", text)) for name, text in found.items()}
 
 
@@ -55,7 +55,7 @@ def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
     # The object that nox -s emulate compiles.
     plan = kernels.Plan(applied, tools, kernel_set.parse_kernels("hdim32,fp16,split,causal"), ("90",), layout.BUILD, emulator.FLAVOUR)
     (item,) = compiling.compile_units(plan, kernels.kernel_units(plan), None).objects
-    ((_, ptx),) = shared_ptx.ptx(item)
+    ((_, ptx),) = objects.ptx(item)
     source = tmp_path / "split.ptx"
     source.write_text(ptx, encoding="utf-8")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scripts.base import layout
-from scripts.lab import compare
+from scripts.lab import compare, objects
 from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
@@ -26,7 +26,7 @@ KERNELS = ("hdim32,fp16,causal", "hdim32,fp16,fwd,full")  # windows are not caus
 BEFORE = "Leave out kernels that no GPU of the build would run"  # the first patch that takes kernels away
 RARE = {"dropout", "local", "alibi", "softcap"}
 FILES = ["fwd_hdim32_fp16", "fwd_hdim32_fp16_causal", "split_hdim32_fp16_causal", "bwd_hdim32_fp16_causal"]
-Code = Mapping[str, Mapping[str, compare.Code]]  # by file and kernel
+Code = Mapping[str, Mapping[str, objects.Code]]  # by file and kernel
 
 
 def tile(name: str) -> str:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from scripts.base.errors import CompileError
-from scripts.lab import build_cost
+from scripts.lab import build_cost, metering
 from scripts.lab.build_cost import Ours, Side, Spent
 
 OURS = Ours(Side({"fwd": 200, "bwd": 400}, 30, 1_000_000), {"fwd": 170, "bwd": 330}, Spent(31, 33), Spent(1, 3), 0, 0.0)
@@ -68,7 +68,7 @@ def test_the_time_of_processes_that_a_block_starts_is_counted_and_no_other() -> 
 
 def test_a_file_is_compiled_on_all_sides_before_the_next_and_each_side_begins_in_turn() -> None:
     ours, theirs = (tuple(f"{side}{i}" for i in range(3)) for side in ("our", "their"))
-    assert build_cost.side_by_side([ours, theirs]) == ["our0", "their0", "their1", "our1", "our2", "their2"]  # type: ignore[list-item, comparison-overlap]
+    assert metering.side_by_side([ours, theirs]) == ["our0", "their0", "their1", "our1", "our2", "their2"]  # type: ignore[list-item, comparison-overlap]
 
 
 def plan() -> Any:
@@ -76,8 +76,8 @@ def plan() -> Any:
     return SimpleNamespace(toolchain=SimpleNamespace(ninja=ninja, environment=SimpleNamespace(cuda=())))
 
 
-def compiling(folder: Path, name: str, command: str) -> build_cost._Compile:
-    return build_cost._Compile("ours", name, f"cd {folder} && {command}", folder / f"{name}.o", 1)
+def compiling(folder: Path, name: str, command: str) -> metering.Compile:
+    return metering.Compile("ours", name, f"cd {folder} && {command}", folder / f"{name}.o", 1)
 
 
 BURN = "import time; all(time.process_time() < 0.4 for _ in iter(int, 1))"
@@ -87,10 +87,10 @@ def test_compiles_run_in_their_order_and_each_is_metered_with_what_it_starts(tmp
     names = ["b", "a", "d", "c"]
     burn = f"sh -c \"'{sys.executable}' -c '{BURN}'\""
     compiles = [compiling(tmp_path, name, f"{burn if name == 'd' else 'true'} && echo {name} >> order && echo $HOME > {name}.o") for name in names]
-    build_cost._meter(plan(), compiles, 1, tmp_path / "bench")
+    metering.meter(plan(), compiles, 1, tmp_path / "bench")
     assert (tmp_path / "order").read_text().split() == names
     assert (tmp_path / "a.o").read_text().strip() == os.environ["HOME"]  # a shell's variable stays one
-    spent = build_cost._metered(tmp_path / "bench", compiles)
+    spent = metering.metered_seconds(tmp_path / "bench", compiles)
     assert 0.4 <= spent["d"] < 4
     assert all(0 <= spent[name] < 0.2 for name in "bac")
 
@@ -98,7 +98,7 @@ def test_compiles_run_in_their_order_and_each_is_metered_with_what_it_starts(tmp
 def test_what_was_metered_before_is_not_compiled_again_unless_its_object_or_command_is_another(tmp_path: Path) -> None:
     def runs(extra: str = "") -> int:
         both = [compiling(tmp_path, name, f"echo >> {name}.runs && touch {name}.o{extra}") for name in ("a", "b")]
-        build_cost._meter(plan(), both, 2, tmp_path / "bench")
+        metering.meter(plan(), both, 2, tmp_path / "bench")
         return sum(path.read_text().count("\n") for path in tmp_path.glob("*.runs"))
 
     assert runs() == runs() == 2
@@ -111,10 +111,10 @@ def test_all_sides_of_a_file_are_metered_together_also_after_an_interruption(tmp
     def runs() -> str:
         ours = [compiling(tmp_path, name, f"echo our {name} >> runs && touch {name}.o") for name in ("a", "b")]
         theirs = [
-            build_cost._Compile("upstream", name, f"cd {tmp_path} && echo their {name} >> runs && touch u{name}.o", tmp_path / f"u{name}.o", 1)
+            metering.Compile("upstream", name, f"cd {tmp_path} && echo their {name} >> runs && touch u{name}.o", tmp_path / f"u{name}.o", 1)
             for name in ("a", "b")
         ]
-        build_cost._meter(plan(), build_cost.side_by_side([ours, theirs]), 1, tmp_path / "bench")
+        metering.meter(plan(), metering.side_by_side([ours, theirs]), 1, tmp_path / "bench")
         return (tmp_path / "runs").read_text().replace("\n", "; ")
 
     assert runs() == "our a; their a; their b; our b; "
@@ -125,7 +125,7 @@ def test_all_sides_of_a_file_are_metered_together_also_after_an_interruption(tmp
 def test_a_compile_that_fails_is_shown_and_not_metered_and_the_others_stay(tmp_path: Path) -> None:
     good, bad = compiling(tmp_path, "good", "touch good.o"), compiling(tmp_path, "bad", "touch bad.o && echo no such header >&2 && exit 3")
     with pytest.raises(CompileError, match=r"(?s)no such header.*metered\.log"):
-        build_cost._meter(plan(), [good, bad], 1, tmp_path / "bench")
+        metering.meter(plan(), [good, bad], 1, tmp_path / "bench")
     assert [path.name.split("-")[1] for path in (tmp_path / "bench/metered").iterdir()] == ["good"]
 
 
@@ -137,7 +137,7 @@ from tests.unit import test_build_cost
 signal.signal(signal.SIGINT, signal.default_int_handler)
 folder = Path({str(tmp_path)!r})
 one = test_build_cost.compiling(folder, "late", "touch begun && sleep 60 && touch late.o")
-test_build_cost.build_cost._meter(test_build_cost.plan(), [one], 1, folder / "bench")
+test_build_cost.metering.meter(test_build_cost.plan(), [one], 1, folder / "bench")
 """
     with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL) as process:
         while not (tmp_path / "begun").exists():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from scripts.base.errors import CompileError
-from scripts.lab import shared_ptx
+from scripts.lab import objects, shared_ptx
 from scripts.source import matrix
 from scripts.wheels import compile_cache, compiling, kernels
 from tests.unit.test_kernels import KERNELS, toolchain, tree
@@ -55,7 +55,7 @@ def test_kernels_that_are_not_there_are_no_agreement(shared: dict[str, dict[str,
 
 def test_an_object_without_machine_code_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="no machine code"):
-        shared_ptx.machine_code(Path(sys.executable).resolve())
+        objects.machine_code(Path(sys.executable).resolve())
 
 
 @pytest.mark.parametrize(("keeps_from", "expected"), [("0.1", True), ("99", False)])
