@@ -13,6 +13,7 @@ from rich.table import Table
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UpstreamError, UsageError
 from scripts.base.git import Repository
+from scripts.commands import arguments
 from scripts.lab import series_times
 from scripts.series import changes, clone, export, forecast, guards, lint, model, move, prefixes, reach, rebase_state, tree
 from scripts.series.rebase import Rebase
@@ -24,24 +25,6 @@ if TYPE_CHECKING:
 
     from scripts.series.move import Move
     from scripts.series.rebase_state import Report
-
-
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """``--source``, of every command that needs upstream."""
-
-    def source(text: str) -> upstream.Source:
-        try:
-            return upstream.Source(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of git, sdist, auto") from None
-
-    parser.add_argument(
-        "--source",
-        type=source,
-        default=upstream.Source.AUTO,
-        metavar="git|sdist|auto",
-        help="where upstream comes from: the submodule, the package index, or (auto, the default) the submodule where it is initialised",
-    )
 
 
 def _command(text: str) -> str:
@@ -343,7 +326,7 @@ def add_commands(commands: Any) -> None:
         parser.set_defaults(run=run, interrupted="interrupted; nothing was changed.")
         parser.add_argument("--json", action="store_true", help="print one JSON document on stdout; what is read by people goes to stderr")
         if needs_source:
-            add_source(parser)
+            arguments.add_source(parser)
         return parser
 
     one = add("apply", _apply, "apply the series to upstream in build/source, as commits", "Exact: no fuzz, no offset.")

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
 from scripts.base.git import Repository
 from scripts.base.process import last_lines
+from scripts.commands import arguments
 from scripts.lab import kernel_speed, metering
 from scripts.series import clone, tree
 from scripts.source import kernel_set, matrix, upstream
@@ -256,7 +256,7 @@ def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, 
         shutil.rmtree(begun, ignore_errors=True)
     spent: list[Spent] = []
     built: list[build.Built] = []
-    one = argparse.Namespace(stock=False, source=options.source, jobs=options.jobs)
+    one = build.BuildOptions(options.source, options.jobs)
     for _ in range(2):  # a further torch or Python: its binding, link and wheel; then nothing changed
         with _spending(spent):
             built.append(build.build_one(loaded, job, one, build.Place(folder, folder / "dist", cache=False)))
@@ -340,14 +340,14 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--kernels",
         metavar="SET",
-        type=build.kernel_choice,
+        type=arguments.kernel_choice,
         help=f"which kernel files (default: {kernel_speed.KERNELS}, or {_KERNELS} for build; see nox -s build -- --help)",
     )
     parser.add_argument("--from", dest="figures", metavar="FILE", type=Path, help="kernels: measure nothing; take what tests/wheel/bench.py wrote")
     parser.add_argument("--picture", metavar="FILE.svg", type=_picture, help="kernels: draw time and memory over the length of sequences")
     parser.add_argument("--target", metavar="NAME", help="the target (default: the one marked in wheel_matrix.toml)")
     parser.add_argument("--python", metavar="X.Y", help="the Python (default: the one running this)")
-    parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers at once (default: by cores and memory)")
+    parser.add_argument("--jobs", metavar="N", type=arguments.positive, help="compilers at once (default: by cores and memory)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    maintain.add_source(parser)
+    arguments.add_source(parser)
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept: the same command goes on from there.")

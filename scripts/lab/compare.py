@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
+from scripts.commands import arguments
 from scripts.lab.objects import Code, read_kernels
 from scripts.series import clone, model
 from scripts.source import kernel_set, matrix
-from scripts.wheels import build, compiling, kernels, toolchain
+from scripts.wheels import compiling, kernels, toolchain
 
 if TYPE_CHECKING:
     import argparse
@@ -156,12 +156,12 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--kernels",
         metavar="SET",
-        type=build.kernel_choice,
+        type=arguments.kernel_choice,
         default=kernel_set.parse_kernels(_KERNELS),
         help=f"which kernel files (default: {_KERNELS}; see nox -s build -- --help)",
     )
     parser.add_argument("--arch", metavar="CC", choices=matrix.ARCHITECTURES, default="90", help="machine code for this one (default: 90)")
-    parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers at once (default: by cores and memory)")
+    parser.add_argument("--jobs", metavar="N", type=arguments.positive, help="compilers at once (default: by cores and memory)")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
-    maintain.add_source(parser)
+    arguments.add_source(parser)
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

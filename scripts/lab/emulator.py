@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import maintain
 from scripts.base import console, layout, pip
 from scripts.base.errors import CompileError, ToolchainError, VerifyError
 from scripts.base.process import run
+from scripts.commands import arguments
 from scripts.series import clone
 from scripts.source import matrix, upstream
 from scripts.source.matrix import ARCHITECTURES
-from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, verify
+from scripts.wheels import compiling, kernels, toolchain, torch_environment, verify
 
 if TYPE_CHECKING:
     import argparse
@@ -142,10 +142,12 @@ def add_command(commands: Any) -> None:
         help="try the kernels without a GPU",
         description="Run the kernels' PTX on the CPU, behind the real binding, against tests/emulator. Finds faults; proves nothing of a wheel.",
     )
-    parser.add_argument("--kernels", metavar="SET", type=build.kernel_choice, default=KERNELS, help=f"as for build (default: {KERNELS})")
+    parser.add_argument("--kernels", metavar="SET", type=arguments.kernel_choice, default=KERNELS, help=f"as for build (default: {KERNELS})")
     parser.add_argument("--arch", metavar="CC", choices=ARCHITECTURES, default="90", help="the GPU's compute capability, such as 89 (default: 90)")
     parser.add_argument("--python", metavar="X.Y", help="the Python to run under (default: the one running this)")
-    parser.add_argument("--jobs", metavar="N", type=build.positive, help="compilers, then processes of tests, at once (default: by cores and memory)")
-    maintain.add_source(parser)
+    parser.add_argument(
+        "--jobs", metavar="N", type=arguments.positive, help="compilers, then processes of tests, at once (default: by cores and memory)"
+    )
+    arguments.add_source(parser)
     parser.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest")
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

@@ -12,7 +12,6 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from scripts.source import kernel_set, matrix
 from scripts.wheels import build, toolchain, verify
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Sequence
 
 KERNELS = "hdim64,hdim128,fp16"
@@ -179,9 +179,7 @@ def _measure(options: Namespace, wanted: tuple[kernel_set.Kernel, ...], result: 
     target = loaded.named(options.target) if options.target else loaded.default()
     job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
     place = build.Place(layout.BUILD, layout.BUILD / "bench" / "dist", cache=True)
-    made, stock = (
-        build.build_one(loaded, job, Namespace(stock=stock, source=options.source, jobs=options.jobs), place).path for stock in (False, True)
-    )
+    made, stock = (build.build_one(loaded, job, build.BuildOptions(options.source, options.jobs, stock), place).path for stock in (False, True))
     facts = verify.facts_of(made)
     environments = layout.BUILD / "env"
     with tempfile.TemporaryDirectory(dir=environments, prefix="bench-") as folder:

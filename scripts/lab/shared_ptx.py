@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from scripts import maintain
 from scripts.base import console, layout
 from scripts.base.errors import CompileError, UsageError
+from scripts.commands import arguments
 from scripts.lab.objects import machine_code
 from scripts.series import clone
 from scripts.source import matrix
-from scripts.wheels import build, compiling, kernels, toolchain
+from scripts.wheels import compiling, kernels, toolchain
 
 if TYPE_CHECKING:
     import argparse
@@ -109,8 +109,8 @@ def add_command(commands: Any) -> None:
         help="check which compute capabilities may share PTX",
         description="Compile kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compare the machine code.",
     )
-    parser.add_argument("--kernels", metavar="SET", type=build.kernel_choice, help="as for build (default: the default target's)")
-    parser.add_argument("--arch", metavar="CC,…", type=build.architectures, help="machine code for these (default: those of [shared-ptx])")
+    parser.add_argument("--kernels", metavar="SET", type=arguments.kernel_choice, help="as for build (default: the default target's)")
+    parser.add_argument("--arch", metavar="CC,…", type=arguments.architectures, help="machine code for these (default: those of [shared-ptx])")
     parser.add_argument("--ptx", metavar="CC", choices=matrix.ARCHITECTURES, default="80", help="from the PTX of this one, with --arch (default: 80)")
-    maintain.add_source(parser)
+    arguments.add_source(parser)
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

@@ -1,8 +1,7 @@
-"""Build the wheels that the command line asks for: plan, compile, link, pack, sum up; and rebuild one from nothing to compare."""
+"""Build wheels: which, then compile, link and pack each; rebuild one from nothing and compare."""
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import hashlib
 import os
@@ -12,88 +11,18 @@ import time
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from scripts import maintain
 from scripts.base import console, layout
-from scripts.base.errors import BuildError, UpstreamError, UsageError, WheelError
+from scripts.base.errors import BuildError, UsageError, WheelError
 from scripts.base.process import last_lines
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import compiling, containers, image, kernels, toolchain, wheel, workflow
+from scripts.wheels import compiling, containers, kernels, toolchain, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class _Once(argparse.Action):
-    """An option that may be given once: argparse takes the last of several without a word."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option_string: str | None = None) -> None:
-        seen: set[str] = namespace.__dict__.setdefault("_seen", set())
-        if self.dest in seen:
-            parser.error(f"{option_string} is given twice")
-        seen.add(self.dest)
-        setattr(namespace, self.dest, values)
-
-
-def positive(text: str) -> int:
-    """A number that an option counts with."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
-def kernel_choice(text: str) -> tuple[kernel_set.Kernel, ...]:
-    """The kernels that an option names."""
-    try:
-        return kernel_set.parse_kernels(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from e
-
-
-def _pythons(text: str) -> tuple[str, ...]:
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    if unknown := [word for word in words if word not in matrix.PYTHONS and words != ("all",)]:
-        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.PYTHONS)}, or 'all'")
-    return words
-
-
-def architectures(text: str) -> tuple[str, ...]:
-    """The compute capabilities that an option names, in order."""
-    words = [word.strip() for word in text.split(",")]
-    if unknown := [word for word in words if word not in matrix.ARCHITECTURES]:
-        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.ARCHITECTURES)} (90 is an H100 or H200)")
-    return tuple(sorted(set(words), key=lambda a: (len(a), a)))
-
-
-def _folder(text: str) -> Path:
-    path = Path(text).resolve()
-    existing = next(p for p in (path, *path.parents) if p.exists())
-    if not existing.is_dir():
-        raise argparse.ArgumentTypeError(f"{existing} is a file, not a folder")
-    if not os.access(existing, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{existing} cannot be written to")
-    return path
-
-
-def _list(loaded: matrix.Matrix) -> None:
-    table = Table("target", "CUDA", "torch", "Python", "arch", "kernels", "wheel version")
-    for target in loaded.targets:
-        name = target.name + (" (default)" if target.default else "")
-        table.add_row(
-            name,
-            target.cuda,
-            target.torch,
-            ", ".join(target.pythons),
-            ", ".join(target.architectures),
-            f"{len(target.kernels)} of {len(kernel_set.ALL_KERNELS)}",
-            loaded.version(target),
-        )
-    console.out.print(table)
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -104,6 +33,26 @@ class Job:
     python: str
     kernels: tuple[kernel_set.Kernel, ...]
     architectures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which wheels to build. Nothing said: the default target, for the running Python, with what the target lists."""
+
+    target: str | None = None  # its name, or a glob
+    every_target: bool = False
+    pythons: tuple[str, ...] = ()  # or "all" alone: those of the target
+    kernels: tuple[kernel_set.Kernel, ...] = ()
+    architectures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How wheels are built, whichever they are."""
+
+    source: upstream.Source
+    jobs: int | None = None  # compilers at once; None: by cores and memory
+    stock: bool = False  # upstream's kernels as a bare extension, in the place of a wheel
 
 
 @dataclass(frozen=True)
@@ -141,19 +90,17 @@ def _compile(plan: kernels.Plan, units: list[kernels.Unit], jobs: int | None) ->
     return compiled
 
 
-def _kernels_only(loaded: matrix.Matrix, job: Job, options: argparse.Namespace) -> None:
+def kernels_only(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Place) -> None:
     """Compile the kernel files, which need neither torch nor Python; builds of wheels find them."""
     _, applied = clone.apply(loaded, options.source)
     console.step(f"Toolchain for the kernels of {job.target.name}")
-    plan = kernels.Plan(
-        applied, _toolchain(job, None, cache=not options.no_cache), job.kernels, job.architectures, layout.BUILD, shared_ptx=loaded.shared_ptx
-    )
+    plan = kernels.Plan(applied, _toolchain(job, None, cache=place.cache), job.kernels, job.architectures, place.build, shared_ptx=loaded.shared_ptx)
     console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}")
     done = _compile(plan, kernels.kernel_units(plan), options.jobs)
     console.done(f"{len(done.objects)} objects in {done.objects[0].parent}")
 
 
-def build_one(loaded: matrix.Matrix, job: Job, options: argparse.Namespace, place: Place) -> Built:
+def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Place) -> Built:
     """One wheel, or stock's bare extension."""
     build, out = place.build, place.out
     started = time.monotonic()
@@ -203,7 +150,7 @@ def _other_settings() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _rebuild(loaded: matrix.Matrix, job: Job, options: argparse.Namespace, built: Built) -> None:
+def _rebuild(loaded: matrix.Matrix, job: Job, options: BuildOptions, built: Built) -> None:
     """Build once more from nothing (no objects, no compile cache), in another folder; compare byte for byte.
 
     Torch's environment alone is shared: pip made it, we do not. An interrupted check keeps what it compiled for the next.
@@ -231,17 +178,21 @@ def _difference(ours: Path, theirs: Path) -> str:
     return f"    {', '.join(names) or 'the archive itself, not what is in it'} (pip install diffoscope shows more)"
 
 
-def _jobs(loaded: matrix.Matrix, options: argparse.Namespace) -> list[Job]:
-    """What the options ask for: each target with each Python."""
-    if options.all:
+def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
+    """The wheels of a choice: each target with each Python.
+
+    Raises:
+        UsageError: there is no such target, or none has what was asked for.
+    """
+    if choice.every_target:
         targets = loaded.targets
-    elif options.target is None:
+    elif choice.target is None:
         targets = (loaded.default(),)
     else:
-        targets = tuple(t for t in loaded.targets if fnmatch.fnmatchcase(t.name, options.target)) or (loaded.named(options.target),)
+        targets = tuple(t for t in loaded.targets if fnmatch.fnmatchcase(t.name, choice.target)) or (loaded.named(choice.target),)
     jobs = []
     for target in targets:
-        wanted = target.pythons if options.python == ("all",) else options.python or (None,)
+        wanted = target.pythons if choice.pythons == ("all",) else choice.pythons or (None,)
         for version in wanted:
             try:
                 python = toolchain.check_python(target, version)
@@ -250,15 +201,15 @@ def _jobs(loaded: matrix.Matrix, options: argparse.Namespace) -> list[Job]:
                     raise
                 console.warn(f"left out: {e}")
                 continue
-            if mistake := matrix.too_early(target.cuda, options.arch or ()):
+            if mistake := matrix.too_early(target.cuda, choice.architectures):
                 raise UsageError(f"--arch: {mistake}; target {target.name} is for CUDA {target.cuda}.")
-            jobs.append(Job(target, python, options.kernels or target.kernels, options.arch or target.architectures))
+            jobs.append(Job(target, python, choice.kernels or target.kernels, choice.architectures or target.architectures))
     if not jobs:
         raise UsageError("no target has the Python that was asked for.")
     return jobs
 
 
-def _made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
+def made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
     """The kernels of a job whose objects are there."""
     applied, tools = clone.standing(loaded), toolchain.present(job.target, layout.BUILD)
     if applied is None or tools is None:
@@ -267,54 +218,12 @@ def _made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
     return {k for k in job.kernels if any(unit.target.stem == k.name and unit.target.exists() for unit in units)}
 
 
-def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
-    """Say what builds will take, before the first, in containers (``inside``) or here. Kernels serve every Python and torch of one toolkit."""
-    table = Table("target", "Python", "makes", "kernel files", "there by then", "to compile", "arch", "CPU time, nothing cached")
-    seen: dict[tuple[str, tuple[str, ...]], set[kernel_set.Kernel]] = {}
-    for job in jobs:
-        key = (job.target.cuda, job.architectures)
-        there = set() if stock else seen.get(key, set()) | _made(loaded, job)
-        fresh = set(job.kernels) - there
-        seen[key] = there | fresh
-        compiles = f"{len(fresh)} and the binding" if fresh else "the binding"
-        if not inside and toolchain.out_of_reach(job.target):
-            compiles += f"; needs CUDA {job.target.cuda} or --containers"
-        seconds = sum(kernels.seconds_expected(k, job.architectures, loaded.shared_ptx) for k in fresh)
-        table.add_row(
-            job.target.name,
-            job.python,
-            kernels.STOCK.extension if stock else f"flash_attn {loaded.version(job.target)}",
-            str(len(job.kernels)),
-            str(len(job.kernels) - len(fresh)),
-            compiles,
-            ", ".join(job.architectures),
-            console.duration(seconds + 40),
-        )
-    console.out.print(table)
-
-
-def _summary(jobs: list[Job], results: list[Built | BuildError]) -> None:
-    table = Table("target", "Python", "wheel", "MB", "sha256", "seconds", "compiled, of which cached")
-    for job, result in zip(jobs, results, strict=True):
-        if isinstance(result, BuildError):
-            table.add_row(job.target.name, job.python, "failed: " + str(result).splitlines()[0], "", "", "", "")
-            continue
-        done = result.compiled
-        lookups = done.cache_hits + done.cache_misses
-        cached = f"{done.built}, {100 * done.cache_hits // lookups} %" if lookups else str(done.built)
-        table.add_row(
-            job.target.name, job.python, result.path.name, f"{result.size / 1e6:.1f}", result.sha256[:16] + "…", f"{result.seconds:.0f}", cached
-        )
-    console.out.print(table)
-
-
-def _build_all(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> list[Built | BuildError]:
+def build_all(loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, *, check_reproducible: bool) -> list[Built | BuildError]:
     """Build one after the other; a failure stops no other. A single one raises it."""
-    place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
 
     def build(job: Job) -> Built:
         built = build_one(loaded, job, options, place)
-        if options.check_reproducible:
+        if check_reproducible:
             _rebuild(loaded, job, options, built)
         return built
 
@@ -327,12 +236,11 @@ def _build_all(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespa
         except BuildError as e:
             console.error(f"{job.target.name}, Python {job.python}: {e}")
             results.append(e)
-    _summary(jobs, results)
     return results
 
 
-def _in_containers(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
-    """One container a target: its kernels once, then a wheel for each Python."""
+def in_containers(loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, asked_image: str | None) -> list[BuildError]:
+    """One container a target: its kernels once, then a wheel for each Python. What failed; a failure stops no other."""
     by_target: dict[str, list[Job]] = {}
     for job in jobs:
         by_target.setdefault(job.target.name, []).append(job)
@@ -340,137 +248,16 @@ def _in_containers(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Nam
     for name, group in by_target.items():
         first = group[0]
         words = ["--target", name, "--kernels", ",".join(kernel_set.spell_kernels(first.kernels)), "--arch", ",".join(first.architectures)]
-        words += ["--source", "sdist", *(["--jobs", str(options.jobs)] if options.jobs else []), *(["--no-cache"] if options.no_cache else [])]
+        words += ["--source", "sdist", *(["--jobs", str(options.jobs)] if options.jobs else []), *([] if place.cache else ["--no-cache"])]
         try:
-            image = options.image or loaded.images.get(first.target.cuda)
+            image = asked_image or loaded.images.get(first.target.cuda)
             if image is None:
                 raise UsageError(f"[images] of {loaded.path.name} has none for CUDA {first.target.cuda}; name one with --image.")
             request = containers.Request(first.target, tuple(job.python for job in group), tuple(words), image)
-            for path in containers.build(request, layout.ROOT, layout.BUILD / "containers", options.out.resolve()):
+            for path in containers.build(request, layout.ROOT, place.build / "containers", place.out):
                 console.done(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
                 console.note(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
         except BuildError as e:
             console.error(f"{name}: {e}")
             failed.append(e)
-    if failed:
-        raise SystemExit(failed[0].exit_code)
-
-
-def _matrix(options: argparse.Namespace) -> None:
-    loaded = matrix.load(layout.MATRIX)
-    if not (options.github or options.check):
-        _list(loaded)
-    elif options.check:
-        workflow.check(layout.ROOT, workflow.render(loaded))
-        console.done(f"{workflow.PATH} is what {loaded.path.name} says.")
-    else:
-        written = workflow.write(layout.ROOT, workflow.render(loaded))
-        console.done(f"{workflow.PATH} written." if written else f"{workflow.PATH} was up to date.")
-
-
-def _image(options: argparse.Namespace) -> None:
-    interpreters = [
-        toolchain.find_python(version) for version in (matrix.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13"))
-    ]
-    console.done(f"{image.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME")
-
-
-def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
-    """Options that do not go together."""
-    if options.source is upstream.Source.GIT and (unusable := upstream.submodule_state(loaded.upstream, layout.UPSTREAM)):
-        raise UpstreamError(f"--source git: {unusable}.")
-    if options.stock and len(jobs) > 1:
-        raise UsageError("--stock makes one file whatever the target; choose one target and one Python.")
-    if options.containers and (options.stock or options.check_reproducible or options.kernels_only or options.source is upstream.Source.GIT):
-        raise UsageError("--containers makes wheels from the sdist; leave out --stock, --check-reproducible, --kernels-only and --source git.")
-    if options.image and not options.containers:
-        raise UsageError("--image is for --containers.")
-    if options.kernels_only and (options.stock or options.check_reproducible):
-        raise UsageError("--kernels-only makes no wheel; leave out --stock and --check-reproducible.")
-
-
-def _build(options: argparse.Namespace) -> None:
-    loaded = matrix.load(layout.MATRIX)
-    if options.list:
-        _list(loaded)
-        return
-    jobs = _jobs(loaded, options)
-    _check(loaded, jobs, options)
-    if options.dry_run or len(jobs) > 1:
-        _plan(loaded, jobs, stock=options.stock, inside=options.containers)
-    if options.dry_run:
-        for name in sorted({k.source for job in jobs for k in job.kernels}):
-            console.note(name)
-        return
-    free = shutil.disk_usage(layout.ROOT).free
-    if free < 8e9:
-        console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 8 GB, most of it for torch.")
-    if options.containers:
-        _in_containers(loaded, jobs, options)
-        return
-    if options.kernels_only:
-        for job in {(j.target.cuda, j.target.toolkit, j.kernels, j.architectures): j for j in jobs}.values():
-            _kernels_only(loaded, job, options)
-        return
-    if failed := [r for r in _build_all(loaded, jobs, options) if isinstance(r, BuildError)]:
-        raise SystemExit(failed[0].exit_code)
-    if not options.stock:
-        console.note("next: nox -s verify, on a machine with a GPU")
-
-
-def add_command(commands: Any) -> None:
-    """The sub-parser; it sets ``run``."""
-    build = commands.add_parser(
-        "build", help="build wheels into dist/", description="Build wheels into dist/. An interrupted build goes on where it stopped."
-    )
-    which = build.add_mutually_exclusive_group()
-    which.add_argument(
-        "--target",
-        action=_Once,
-        metavar="NAME",
-        help="the target to build, or a glob such as 'cu130-*' (default: the one marked in wheel_matrix.toml)",
-    )
-    which.add_argument("--all", action="store_true", help="build every target")
-    which.add_argument("--list", action="store_true", help="list the targets and stop")
-    build.add_argument(
-        "--python",
-        action=_Once,
-        metavar="X.Y,…",
-        type=_pythons,
-        help="the Pythons to build for, or 'all' of a target's (default: the one running this)",
-    )
-    build.add_argument(
-        "--kernels",
-        action=_Once,
-        metavar="SET",
-        type=kernel_choice,
-        help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full; 'no-bias' leaves attn_mask and attn_bias out (default: the target's)",
-    )
-    build.add_argument("--arch", action=_Once, metavar="CC,…", type=architectures, help="compute capabilities, such as 80,90 (default: the target's)")
-    build.add_argument("--jobs", action=_Once, metavar="N", type=positive, help="compilers at once (default: by cores and memory)")
-    maintain.add_source(build)
-    build.add_argument("--no-cache", action="store_true", help="do without the compile cache")
-    build.add_argument("--stock", action="store_true", help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)")
-    build.add_argument(
-        "--kernels-only", action="store_true", help="compile the kernel files and stop; wheels of any torch and Python take them from there"
-    )
-    build.add_argument("--containers", action="store_true", help="build through cibuildwheel, in a container per target: manylinux wheels")
-    build.add_argument("--image", action=_Once, metavar="NAME", help="with --containers: the image (default: [images] of wheel_matrix.toml)")
-    build.add_argument("--out", action=_Once, metavar="DIR", type=_folder, default=layout.DIST, help="where wheels go (default: dist/)")
-    build.add_argument(
-        "--check-reproducible", action="store_true", help="build each once more, from nothing and elsewhere, and compare byte for byte"
-    )
-    build.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
-    table = commands.add_parser("matrix", help="list the targets, or render the workflow that builds them", description="List the targets.")
-    table.add_argument("--github", action="store_true", help=f"write {workflow.PATH}: a job for each target")
-    table.add_argument("--check", action="store_true", help="write nothing; fail when the workflow is stale")
-    table.set_defaults(run=_matrix, interrupted="interrupted; nothing was changed.")
-    image = commands.add_parser(
-        "image",
-        help="make an image for --containers where no registry can be reached",
-        description="Make an image for --containers from Debian's packages and this machine's CPythons. Needs root, debootstrap and podman.",
-    )
-    image.add_argument("--python", metavar="X.Y,…", type=_pythons, help="the CPythons to take over, from PATH or pyenv (default: 3.12,3.13)")
-    image.add_argument("--mirror", metavar="URL", help="Debian's mirror (default: debootstrap's)")
-    image.set_defaults(run=_image, interrupted="interrupted; no image was made.")
-    build.set_defaults(run=_build, interrupted="interrupted. What was finished is kept: the same command goes on from there.")
+    return failed

@@ -177,14 +177,14 @@ def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(layout, "BUILD", tmp_path)
     monkeypatch.setattr(clone, "standing", lambda loaded: applied)
     monkeypatch.setattr(toolchain, "present", lambda target, folder: tools)
-    assert build._made(loaded, job) == set()
+    assert build.made(loaded, job) == set()
     for unit in kernels.kernel_units(kernels.Plan(applied, tools, target.kernels[:3], ("90",), tmp_path)):
         unit.target.parent.mkdir(parents=True, exist_ok=True)
         unit.target.touch()
-    assert build._made(loaded, job) == set(target.kernels[:3])
-    assert build._made(loaded, dataclasses.replace(job, architectures=("80",))) == set()
+    assert build.made(loaded, job) == set(target.kernels[:3])
+    assert build.made(loaded, dataclasses.replace(job, architectures=("80",))) == set()
     monkeypatch.setattr(toolchain, "present", lambda target, folder: None)
-    assert build._made(loaded, job) == set()
+    assert build.made(loaded, job) == set()
 
 
 def test_a_failed_build_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

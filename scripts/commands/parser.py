@@ -1,0 +1,40 @@
+"""The parser of all commands, in the order of ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from scripts import maintain
+from scripts.commands import audit, build, image, matrix, verify
+from scripts.lab import build_cost, compare, emulator, shared_ptx
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ADD = (
+    build.add,
+    matrix.add,
+    image.add,
+    emulator.add_command,
+    shared_ptx.add_command,
+    build_cost.add_command,
+    compare.add_command,
+    verify.add,
+    audit.add,
+    maintain.add_commands,
+)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of one command: ``run`` takes them, ``interrupted`` is what to say after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="nox -s", description="Build and prove deterministic FlashAttention wheels.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in _ADD:
+        add(commands)
+    for name, command in commands.choices.items():
+        command.prog = f"nox -s {name} --"  # as nox passes arguments on
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # said with the usage of the command, not of all
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
