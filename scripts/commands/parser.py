@@ -6,8 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from scripts import maintain
-from scripts.commands import audit, build, image, matrix, verify
-from scripts.lab import build_cost, compare, emulator, shared_ptx
+from scripts.commands import archs, audit, bench, build, compare, emulate, image, matrix, verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,10 +15,10 @@ _ADD = (
     build.add,
     matrix.add,
     image.add,
-    emulator.add_command,
-    shared_ptx.add_command,
-    build_cost.add_command,
-    compare.add_command,
+    emulate.add,
+    archs.add,
+    bench.add,
+    compare.add,
     verify.add,
     audit.add,
     maintain.add_commands,

@@ -7,7 +7,6 @@ compiles all kernel files or none; it writes its commands for ninja, of which th
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import re
@@ -18,28 +17,25 @@ import tempfile
 import time
 import zlib
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from scripts.base import console, layout
-from scripts.base.errors import CompileError, UsageError
+from scripts.base.errors import CompileError
 from scripts.base.git import Repository
 from scripts.base.process import last_lines
-from scripts.commands import arguments
-from scripts.lab import kernel_speed, metering
+from scripts.lab import metering
 from scripts.series import clone, tree
-from scripts.source import kernel_set, matrix, upstream
+from scripts.source import matrix, upstream
 from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_KERNELS = "hdim64,fp16"  # of each pass a file, causal and not
+KERNELS = "hdim64,fp16"  # of each pass a file, causal and not
 _WHEELS = 16  # of a matrix of four torches and four Pythons
-_ARCHITECTURES = ("80", "90", "100", "120")  # that upstream's setup.py can be asked for
+ARCHITECTURES = ("80", "90", "100", "120")  # that upstream's setup.py can be asked for
 _THEIRS = 1.7  # how much longer upstream's files take, for the time left
 
 
@@ -228,13 +224,13 @@ def _upstreams(
     return compiles, binding
 
 
-def _folder(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain) -> Path:
+def folder_of(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain) -> Path:
     """Where one choice is measured, so that the same command goes on after an interruption."""
     parts = (job, loaded.upstream, tools.toolkit, tools.cxx, tools.cxx_version, tools.environment.torch, tools.environment.site)
     return layout.BUILD / "bench" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, options: argparse.Namespace, folder: Path) -> tuple[Ours, Side]:
+def compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, options: build.BuildOptions, folder: Path) -> tuple[Ours, Side]:
     """Both sides' figures."""
     _, applied = clone.apply(loaded, options.source, folder / "source", reset=True)  # nobody's work is there
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
@@ -256,98 +252,12 @@ def _compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, 
         shutil.rmtree(begun, ignore_errors=True)
     spent: list[Spent] = []
     built: list[build.Built] = []
-    one = build.BuildOptions(options.source, options.jobs)
     for _ in range(2):  # a further torch or Python: its binding, link and wheel; then nothing changed
         with _spending(spent):
-            built.append(build.build_one(loaded, job, one, build.Place(folder, folder / "dist", cache=False)))
+            built.append(build.build_one(loaded, job, options, build.Place(folder, folder / "dist", cache=False)))
     share = (built[0].compiled.built - 1) / len(job.kernels)  # but for the binding
     mine, other = (
         Side(metering.metered_seconds(folder, compiles), metering.metered_seconds(folder, [bound])["flash_api"], size)
         for compiles, bound, size in ((ours, binding, sizes[0]), (theirs, their_binding, sizes[1]))
     )
     return Ours(mine, metering.metered_seconds(folder, bare) if bare else None, spent[0], spent[1], _recompiled(plan), share), other
-
-
-def _show_files(ours: Ours, theirs: Side) -> None:
-    table = Table(
-        "CPU seconds of nvcc", "ours", "upstream's setup.py", "figure", *(["without masks and biases", "figure"] if ours.without_bias else [])
-    )
-    for name, seconds in ours.side.kernels.items():
-        cells = [name, f"{seconds:.0f}", f"{theirs.kernels[name]:.0f}", f"{seconds / theirs.kernels[name]:.2f} ×"]
-        if ours.without_bias:
-            cells += [f"{ours.without_bias[name]:.0f}", f"{seconds / ours.without_bias[name]:.2f} ×"]
-        table.add_row(*cells)
-    console.out.print(table)
-
-
-def _show(found: Sequence[Line]) -> None:
-    table = Table("what", "ours", "upstream's setup.py", "figure", "goal", "")
-    for line in found:
-        figure, goal = (f"{number:.2f} {line.unit}" if "×" in line.unit else f"{number:.0f} {line.unit}" for number in (line.value, line.goal))
-        table.add_row(line.what, line.ours, line.upstream, figure, f"at most {goal}", "met" if line.met else "missed")
-    console.out.print(table)
-
-
-def _run(options: argparse.Namespace) -> None:
-    if options.what == "kernels":
-        kernel_speed.run(options)
-        return
-    if options.figures or options.picture:
-        raise UsageError("--from and --picture are for bench -- kernels.")
-    _bench_build(options)
-
-
-def _bench_build(options: argparse.Namespace) -> None:
-    loaded = matrix.load(layout.MATRIX)
-    target = loaded.named(options.target) if options.target else loaded.default()
-    if unknown := [a for a in target.architectures if a not in _ARCHITECTURES]:
-        raise UsageError(f"upstream's setup.py knows no compute capability {', '.join(unknown)}; it has {', '.join(_ARCHITECTURES)}.")
-    wanted = options.kernels or kernel_set.parse_kernels(_KERNELS)
-    job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
-    tools = toolchain.assemble(target, job.python, layout.BUILD, cache=False)
-    folder = _folder(loaded, job, tools)
-    ours, theirs = _compare(loaded, job, tools, options, folder)
-    found = lines(ours, theirs)
-    if options.json:
-        facts: dict[str, Any] = {"target": target.name, "python": job.python, "kernels": [k.name for k in job.kernels]}
-        console.result(
-            facts
-            | {"ours": asdict(ours.side), "without_bias": ours.without_bias, "upstream": asdict(theirs)}
-            | {"figures": [asdict(line) | {"met": line.met} for line in found]}
-        )
-    _show_files(ours, theirs)
-    _show(found)
-    shutil.rmtree(folder)
-
-
-def _picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in (".svg", ".png") or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no name for a picture in a folder that exists (FILE.svg or FILE.png)")
-    return path
-
-
-def add_command(commands: Any) -> None:
-    """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure the kernels on a GPU, or the build, beside upstream's",
-        description="kernels: build the wheel and upstream's kernels of the same pin, time both in one process on this machine's GPU, and "
-        "hold the figures against the goals. build: compile the same kernel files as this build system does and as upstream's setup.py "
-        "does, without a compile cache, and compare.",
-    )
-    parser.add_argument("what", choices=["kernels", "build"], nargs="?", default="kernels", help="what to measure (default: kernels)")
-    parser.add_argument(
-        "--kernels",
-        metavar="SET",
-        type=arguments.kernel_choice,
-        help=f"which kernel files (default: {kernel_speed.KERNELS}, or {_KERNELS} for build; see nox -s build -- --help)",
-    )
-    parser.add_argument("--from", dest="figures", metavar="FILE", type=Path, help="kernels: measure nothing; take what tests/wheel/bench.py wrote")
-    parser.add_argument("--picture", metavar="FILE.svg", type=_picture, help="kernels: draw time and memory over the length of sequences")
-    parser.add_argument("--target", metavar="NAME", help="the target (default: the one marked in wheel_matrix.toml)")
-    parser.add_argument("--python", metavar="X.Y", help="the Python (default: the one running this)")
-    parser.add_argument("--jobs", metavar="N", type=arguments.positive, help="compilers at once (default: by cores and memory)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    arguments.add_source(parser)
-    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept: the same command goes on from there.")

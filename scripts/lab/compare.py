@@ -8,24 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from scripts.base import console, layout
+from scripts.base import layout
 from scripts.base.errors import CompileError, UsageError
-from scripts.commands import arguments
 from scripts.lab.objects import Code, read_kernels
-from scripts.series import clone, model
-from scripts.source import kernel_set, matrix
+from scripts.series import clone
+from scripts.source import kernel_set, matrix, upstream
 from scripts.wheels import compiling, kernels, toolchain
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from scripts.series.tree import Tree
 
-_KERNELS = "hdim64,fp16,causal"  # a file of each pass
+KERNELS = "hdim64,fp16,causal"  # a file of each pass
 _FREE_OF_TORCH = "0002"  # the patch from which on kernel files compile without torch
 # The flags of upstream's kernel templates, in their order.
 _FLAGS = {
@@ -84,7 +79,7 @@ class Difference:
         return sorted(chosen[what], key=spell)
 
 
-_KINDS = ("same", "changed", "gone", "new")
+KINDS = ("same", "changed", "gone", "new")
 
 
 def compiled(
@@ -99,69 +94,32 @@ def compiled(
     return [{unit.target.stem: read_kernels(unit.target, architecture) for unit in units} for _, units in work]
 
 
-def _run(options: argparse.Namespace) -> None:
-    loaded, whole = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
-    first = whole.named(options.patch) if options.patch else len(whole.patches) - 1
-    last = whole.named(options.through) if options.through else first
-    if last < first:
-        raise UsageError(f"--through {options.through}: that patch comes before {whole.patches[first].name}.")
-    if fault := matrix.too_early(loaded.default().cuda, (options.arch,)):
-        raise UsageError(f"--arch: {fault}.")
+@dataclass(frozen=True)
+class Request:
+    """What is compiled on both sides."""
+
+    kernels: tuple[kernel_set.Kernel, ...]
+    architecture: str
+    source: upstream.Source
+    jobs: int | None = None
+
+
+def differences(loaded: matrix.Matrix, first: int, last: int, request: Request) -> list[Difference]:
+    """What the patches in these places of the series, and those between, do to each kernel file.
+
+    Raises:
+        UsageError: they come before kernel files compile without torch.
+        CompileError: a compiler failed.
+    """
     trees = []
     layout.BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=layout.BUILD, prefix="compare-") as folder:
         for count in (first, last + 1):
-            _, applied = clone.apply(loaded, options.source, Path(folder) / str(count), count=count)
+            _, applied = clone.apply(loaded, request.source, Path(folder) / str(count), count=count)
             if not (applied.root / "csrc/flash_attn/src/fork_runtime.h").exists():
                 raise UsageError(f"kernel files include torch before {_FREE_OF_TORCH}; compare patches that come after it.")
-            trees.append((applied, options.kernels))
-        before, after = compiled(trees, options.arch, options.jobs)
+            trees.append((applied, request.kernels))
+        before, after = compiled(trees, request.architecture, request.jobs)
     if not before.keys() == after.keys():
         raise CompileError("the two builds have other kernel files; nothing can be compared.")
-    found = [Difference(file, before[file], after[file]) for file in sorted(before)]
-    if options.json:
-        facts = [{"file": d.file} | {kind: [_json(d, name) for name in d.names(kind)] for kind in _KINDS} for d in found]
-        console.result({"patches": [p.name for p in whole.patches[first : last + 1]], "architecture": options.arch, "files": facts})
-    _show(found)
-
-
-def _json(difference: Difference, name: str) -> dict[str, Any]:
-    both = {"before": difference.before.get(name), "after": difference.after.get(name)}
-    return {"name": name, "spelled": spell(name)} | {when: code.figures() for when, code in both.items() if code}
-
-
-def _show(found: list[Difference]) -> None:
-    table = Table("kernel file", *_KINDS, "instructions before", "after")
-    for d in found:
-        totals = [sum(code.instructions for code in half.values()) for half in (d.before, d.after)]
-        table.add_row(d.file, *(str(len(d.names(kind))) for kind in _KINDS), *(str(total) for total in totals))
-    for d in found:
-        for kind in _KINDS[1:]:
-            for name in d.names(kind):
-                told = " → ".join(str(half[name]) for half in (d.before, d.after) if name in half)
-                console.note(f"{d.file}, {kind}: {spell(name)}: {told}")
-    console.out.print(table)
-
-
-def add_command(commands: Any) -> None:
-    """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
-        "compare",
-        help="say what patches do to kernels' machine code",
-        description="Compile kernel files with the series up to a patch and up to the one before it, and compare each kernel's machine code: "
-        "which are the same byte for byte, which changed, are gone or new; their instructions, registers and local memory.",
-    )
-    parser.add_argument("--patch", metavar="PATCH", help="a number, or a part of its name (default: the last)")
-    parser.add_argument("--through", metavar="PATCH", help="the last of several, which --patch begins")
-    parser.add_argument(
-        "--kernels",
-        metavar="SET",
-        type=arguments.kernel_choice,
-        default=kernel_set.parse_kernels(_KERNELS),
-        help=f"which kernel files (default: {_KERNELS}; see nox -s build -- --help)",
-    )
-    parser.add_argument("--arch", metavar="CC", choices=matrix.ARCHITECTURES, default="90", help="machine code for this one (default: 90)")
-    parser.add_argument("--jobs", metavar="N", type=arguments.positive, help="compilers at once (default: by cores and memory)")
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
-    arguments.add_source(parser)
-    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")
+    return [Difference(file, before[file], after[file]) for file in sorted(before)]

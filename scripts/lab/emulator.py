@@ -13,25 +13,21 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console, layout, pip
 from scripts.base.errors import CompileError, ToolchainError, VerifyError
 from scripts.base.process import run
-from scripts.commands import arguments
 from scripts.series import clone
-from scripts.source import matrix, upstream
-from scripts.source.matrix import ARCHITECTURES
+from scripts.source import upstream
 from scripts.wheels import compiling, kernels, toolchain, torch_environment, verify
 
 if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
     from scripts.series.tree import Tree
     from scripts.source.kernel_set import Kernel
+    from scripts.source.matrix import Matrix
 
 SUITE = layout.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
@@ -42,6 +38,18 @@ _DEPENDENCIES = ("execnet", "iniconfig", "packaging", "pluggy", "pygments", "sor
 _TESTS_BYTES = 1.5e9  # of a process that runs tests
 # Fused multiply-adds where the interpreter has them and nowhere else.
 _CXX = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What is tried, and how."""
+
+    kernels: tuple[Kernel, ...]
+    architecture: str  # of the GPU
+    python: str | None  # None: the one running
+    source: upstream.Source
+    jobs: int | None  # compilers, then processes of tests, at once
+    pytest: tuple[str, ...] = ()  # more arguments for it
 
 
 def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
@@ -110,8 +118,12 @@ def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...
     return [site, _tools_for_tests(env, folder)]
 
 
-def _run(options: argparse.Namespace) -> None:
-    loaded = matrix.load(layout.MATRIX)
+def emulate(loaded: Matrix, options: Emulation) -> None:
+    """Compile the kernels for the emulator, and run the suite against them.
+
+    Raises:
+        VerifyError: a case failed.
+    """
     target = loaded.default()
     python = toolchain.check_python(target, options.python)
     _, applied = clone.apply(loaded, options.source)
@@ -120,10 +132,10 @@ def _run(options: argparse.Namespace) -> None:
     verify.write_upstream_tests(upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), options.source), own)
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
-    folders = package(tools, applied, options.kernels, options.arch, options.jobs)
+    folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
     path = os.pathsep.join(map(str, [*folders, layout.ROOT / "tests/wheel"]))
     # What torch computes is small: with a thread a core in each process, threads would spend their time waiting for each other.
-    env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own), "FORK_EMULATED_GPU": options.arch, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own), "FORK_EMULATED_GPU": options.architecture, "OMP_NUM_THREADS": "1"}
     command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
     processes, _ = compiling.job_limit(options.jobs, _TESTS_BYTES)
     if processes > 1:
@@ -133,21 +145,3 @@ def _run(options: argparse.Namespace) -> None:
     if status:
         raise VerifyError(f"the suite failed under emulation: pytest exited with {status}; its output is above.")
     console.done("Nothing failed under emulation. That is no proof of a wheel: nox -s verify, on a GPU.")
-
-
-def add_command(commands: Any) -> None:
-    """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
-        "emulate",
-        help="try the kernels without a GPU",
-        description="Run the kernels' PTX on the CPU, behind the real binding, against tests/emulator. Finds faults; proves nothing of a wheel.",
-    )
-    parser.add_argument("--kernels", metavar="SET", type=arguments.kernel_choice, default=KERNELS, help=f"as for build (default: {KERNELS})")
-    parser.add_argument("--arch", metavar="CC", choices=ARCHITECTURES, default="90", help="the GPU's compute capability, such as 89 (default: 90)")
-    parser.add_argument("--python", metavar="X.Y", help="the Python to run under (default: the one running this)")
-    parser.add_argument(
-        "--jobs", metavar="N", type=arguments.positive, help="compilers, then processes of tests, at once (default: by cores and memory)"
-    )
-    arguments.add_source(parser)
-    parser.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest")
-    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

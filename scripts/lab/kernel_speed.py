@@ -12,20 +12,18 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from scripts.base import console, layout
 from scripts.base.errors import NotVerified, UsageError, VerifyError
-from scripts.source import kernel_set, matrix
-from scripts.wheels import build, toolchain, verify
+from scripts.wheels import build, verify
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable, Sequence
+
+    from scripts.source import matrix
 
 KERNELS = "hdim64,hdim128,fp16"
 SUITE = layout.ROOT / "tests/wheel"
@@ -173,13 +171,28 @@ def _has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def _measure(options: Namespace, wanted: tuple[kernel_set.Kernel, ...], result: Path) -> None:
-    """Build the wheel and stock's extension, and run the benchmark with both, in an environment of their own."""
-    loaded = matrix.load(layout.MATRIX)
-    target = loaded.named(options.target) if options.target else loaded.default()
-    job = build.Job(target, toolchain.check_python(target, options.python), wanted, target.architectures)
+def require_gpu() -> None:
+    """Say where else one could measure, where there is no GPU here.
+
+    Raises:
+        NotVerified: there is none.
+    """
+    if not _has_gpu():
+        raise NotVerified(
+            "nothing was measured: there is no CUDA device here. On a GPU host run this; or build here (nox -s build -- --kernels "
+            f"{KERNELS}, and the same with --stock), and there python tests/wheel/bench.py --stock EXTENSION --json bench.json, "
+            "then here nox -s bench -- kernels --from bench.json."
+        )
+
+
+def measure(loaded: matrix.Matrix, job: build.Job, options: build.BuildOptions, result: Path) -> None:
+    """Build the wheel and stock's extension, and run the benchmark with both, in an environment of their own.
+
+    Raises:
+        VerifyError: the benchmark failed.
+    """
     place = build.Place(layout.BUILD, layout.BUILD / "bench" / "dist", cache=True)
-    made, stock = (build.build_one(loaded, job, build.BuildOptions(options.source, options.jobs, stock), place).path for stock in (False, True))
+    made, stock = (build.build_one(loaded, job, replace(options, stock=stock), place).path for stock in (False, True))
     facts = verify.facts_of(made)
     environments = layout.BUILD / "env"
     with tempfile.TemporaryDirectory(dir=environments, prefix="bench-") as folder:
@@ -190,37 +203,3 @@ def _measure(options: Namespace, wanted: tuple[kernel_set.Kernel, ...], result: 
         status = subprocess.run([str(c) for c in command], cwd=folder, env={**os.environ, "PYTHONPATH": ""}, check=False).returncode
     if status != 0:
         raise VerifyError(f"the benchmark failed: it exited with {status}; its output is above.")
-
-
-def _tell(facts: dict[str, Any], found: Sequence[Goal]) -> None:
-    table = Table("figure", "measured", "goal", "")
-    words = {True: "met", False: "missed", None: "not measured"}
-    for goal in found:
-        value = "" if goal.value is None else f"{goal.value:.2f} {goal.unit}".strip()
-        table.add_row(goal.what, value, f"at {'least' if goal.at_least else 'most'} {goal.goal:g} {goal.unit}".strip(), words[goal.met])
-    console.out.print(table)
-    console.note(f"{facts['gpu']}, torch {facts['torch']}; ratios of medians, alternating in one process")
-
-
-def run(options: Namespace) -> None:
-    """``nox -s bench -- kernels``."""
-    path = options.figures
-    if path is None:
-        if not _has_gpu():
-            raise NotVerified(
-                "nothing was measured: there is no CUDA device here. On a GPU host run this; or build here (nox -s build -- --kernels "
-                f"{KERNELS}, and the same with --stock), and there python tests/wheel/bench.py --stock EXTENSION --json bench.json, "
-                "then here nox -s bench -- kernels --from bench.json."
-            )
-        path = layout.BUILD / "bench" / "kernels.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _measure(options, options.kernels or kernel_set.parse_kernels(KERNELS), path)
-    facts = read(path)
-    found = goals(facts["rows"])
-    if options.json:
-        console.result({"gpu": facts["gpu"], "torch": facts["torch"], "goals": [vars(goal) | {"met": goal.met} for goal in found]})
-    _tell(facts, found)
-    if options.picture:
-        draw(facts, options.picture)
-        console.done(f"{options.picture}")
-    console.note(f"every figure: {path}")

@@ -10,24 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from scripts.base import console, layout
-from scripts.base.errors import CompileError, UsageError
-from scripts.commands import arguments
+from scripts.base.errors import CompileError
 from scripts.lab.objects import machine_code
-from scripts.series import clone
-from scripts.source import matrix
 from scripts.wheels import compiling, kernels, toolchain
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from scripts.series.tree import Tree
     from scripts.source.kernel_set import Kernel
-    from scripts.source.matrix import Matrix
 
 
 @dataclass(frozen=True)
@@ -76,41 +68,3 @@ def check(applied: Tree, tools: toolchain.Toolchain, wanted: Sequence[Kernel], s
             shared, own = (machine_code(paths[kernel.name]) for paths in objects)
             found += compare(kernel.source, base, shared, own)
     return found
-
-
-def _run(options: argparse.Namespace) -> None:
-    loaded: Matrix = matrix.load(layout.MATRIX)
-    target = loaded.default()
-    asked = {options.ptx: tuple(options.arch)} if options.arch else loaded.shared_ptx
-    if not asked:
-        raise UsageError(f"[shared-ptx] of {loaded.path.name} is empty; name compute capabilities with --arch.")
-    if wrong := [a for base, others in asked.items() for a in others if int(a) <= int(base)]:
-        raise UsageError(f"{', '.join(wrong)}: no later than the PTX that they would be made from (--ptx).")
-    _, applied = clone.apply(loaded, options.source)
-    tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
-    found = check(applied, tools, options.kernels or target.kernels, asked)
-    table = Table("kernel file", "machine code", "from the PTX of", "kernels", "differ")
-    for c in found:
-        table.add_row(c.file, f"sm_{c.architecture}", f"compute_{c.base}", str(c.kernels), str(len(c.differing)))
-    console.out.print(table)
-    if differing := [c for c in found if c.differing]:
-        first = differing[0]
-        raise CompileError(
-            f"{len(differing)} of {len(found)} differ, first {first.file} for sm_{first.architecture}: {first.differing[0]}. "
-            f"Take {', '.join(sorted({c.architecture for c in differing}))} out of [shared-ptx] in {loaded.path.name}."
-        )
-    console.done(f"{sum(c.kernels for c in found)} kernels: the same machine code from shared PTX as from their own.")
-
-
-def add_command(commands: Any) -> None:
-    """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
-        "archs",
-        help="check which compute capabilities may share PTX",
-        description="Compile kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compare the machine code.",
-    )
-    parser.add_argument("--kernels", metavar="SET", type=arguments.kernel_choice, help="as for build (default: the default target's)")
-    parser.add_argument("--arch", metavar="CC,…", type=arguments.architectures, help="machine code for these (default: those of [shared-ptx])")
-    parser.add_argument("--ptx", metavar="CC", choices=matrix.ARCHITECTURES, default="80", help="from the PTX of this one, with --arch (default: 80)")
-    arguments.add_source(parser)
-    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

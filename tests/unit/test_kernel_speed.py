@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts import __main__
 from scripts.base.errors import NotVerified, UsageError
 from scripts.lab import kernel_speed
 
@@ -122,8 +122,7 @@ def test_the_picture_has_a_line_for_each_variant(tmp_path: Path, name: str) -> N
 
 
 def test_without_a_gpu_nothing_is_built_and_the_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-
     monkeypatch.setattr(kernel_speed, "_has_gpu", lambda: False)
-    monkeypatch.setattr(kernel_speed, "_measure", lambda *_: pytest.fail("began to build"))
+    monkeypatch.setattr(kernel_speed, "measure", lambda *_: pytest.fail("began to build"))
     with pytest.raises(NotVerified, match="no CUDA device here"):
-        kernel_speed.run(Namespace(figures=None))
+        __main__.main_inner(["bench"])
