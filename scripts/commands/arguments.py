@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scripts.source import kernel_set, matrix, upstream
 
@@ -83,3 +83,13 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         metavar="git|sdist|auto",
         help="where upstream comes from: the submodule, the package index, or (auto, the default) the submodule where it is initialised",
     )
+
+
+def sub_parser(commands: Any, name: str, text: str, more: str = "", *, needs_source: bool = True) -> argparse.ArgumentParser:
+    """The parser of a command that keeps the series: with ``--json``, and with ``--source`` where it needs upstream."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}".strip())
+    parser.set_defaults(interrupted="interrupted; nothing was changed.")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout; what is read by people goes to stderr")
+    if needs_source:
+        add_source(parser)
+    return parser

@@ -5,32 +5,43 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from scripts import maintain
-from scripts.commands import archs, audit, bench, build, compare, emulate, image, matrix, verify
+from scripts.commands import (
+    apply,
+    archs,
+    audit,
+    bench,
+    build,
+    changes,
+    compare,
+    emulate,
+    export,
+    forecast,
+    guards,
+    image,
+    lint,
+    matrix,
+    patches,
+    prefixes,
+    rebase,
+    timings,
+    verify,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ADD = (
-    build.add,
-    matrix.add,
-    image.add,
-    emulate.add,
-    archs.add,
-    bench.add,
-    compare.add,
-    verify.add,
-    audit.add,
-    maintain.add_commands,
-)
+_MODULES = (
+    build, matrix, image, emulate, archs, bench, compare, verify, audit,
+    apply, export, patches, lint, guards, forecast, rebase, prefixes, timings, changes,
+)  # fmt: skip
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of one command: ``run`` takes them, ``interrupted`` is what to say after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="nox -s", description="Build and prove deterministic FlashAttention wheels.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in _ADD:
-        add(commands)
+    for module in _MODULES:
+        module.add(commands)
     for name, command in commands.choices.items():
         command.prog = f"nox -s {name} --"  # as nox passes arguments on
     options, unknown = parser.parse_known_args(arguments)

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import __main__, maintain
+from scripts import __main__
 from scripts.base import files, layout
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, WheelError
+from scripts.commands import rebase
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
 from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, verify
@@ -137,7 +138,7 @@ def test_an_interrupted_rebase_tells_whether_one_is_under_way(begun: bool, expec
             (tmp_path / "rebase/state.json").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(maintain, "_run_rebase", interrupted)
+    monkeypatch.setattr(rebase, "_run_rebase", interrupted)
     with pytest.raises(KeyboardInterrupt, match=expected):
         __main__.main_inner(["rebase", "2.8.2"])
 
