@@ -152,3 +152,4 @@ def lint(session: nox.Session) -> None:
         session.run("ruff", "check", ".")
         session.run("ruff", "format", "--check", ".")
         session.run("mypy")
+        session.run("lint-imports")
