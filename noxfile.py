@@ -145,7 +145,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check the patches; and, without arguments, this repository's own style and types."""
+    """Check the patches; and, without arguments, this repository's own style, types and layers."""
     session.install("--quiet", "--editable", ".[lint]", "pytest", "hypothesis", "nox")
     session.run("python", "-m", "scripts", "lint", *session.posargs, stderr=None)
     if not session.posargs:

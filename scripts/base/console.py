@@ -1,4 +1,4 @@
-"""What the user sees: progress and results, in one place. Nothing else prints."""
+"""What the user sees: progress, results and answers in JSON. Tables of the commands go to ``out``; nothing else prints."""
 
 from __future__ import annotations
 
