@@ -145,10 +145,11 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check the patches; and, without arguments, this repository's own style and types."""
+    """Check the patches; and, without arguments, this repository's own style, types and layers."""
     session.install("--quiet", "--editable", ".[lint]", "pytest", "hypothesis", "nox")
     session.run("python", "-m", "scripts", "lint", *session.posargs, stderr=None)
     if not session.posargs:
         session.run("ruff", "check", ".")
         session.run("ruff", "format", "--check", ".")
         session.run("mypy")
+        session.run("lint-imports")

@@ -1,1 +1,1 @@
-"""The build system: one module for each step from the pinned source to a proved wheel."""
+"""The build system: a package for each part of the way from the pinned source to a proved wheel (docs/architecture.md)."""

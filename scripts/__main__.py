@@ -1,84 +1,23 @@
-"""The command line: ``python -m scripts COMMAND``. The sessions of noxfile.py call it."""
+"""The command line: ``python -m scripts COMMAND``, its errors as text, its exit status. The sessions of noxfile.py call it."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts import architectures, bench, build, compare, console, emulator, maintain, upstream, verify, wheel
-from scripts.errors import BuildError, NotVerified
+from scripts.base import console
+from scripts.base.errors import BuildError
+from scripts.commands.parser import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOT = maintain.ROOT
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="nox -s", description="Build and prove deterministic FlashAttention wheels.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    build.add_command(commands)
-    emulator.add_command(commands)
-    architectures.add_command(commands)
-    bench.add_command(commands)
-    compare.add_command(commands)
-    check = commands.add_parser(
-        "verify",
-        help="prove wheels",
-        description="Prove wheels on the GPU of this machine; the proof is written beside each. Without a GPU it ends with 'not verified': exit status 3 of python -m scripts verify, 1 of nox as of any failure.",
-    )
-    check.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
-    check.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest; no proof is kept then")
-
-    audit = commands.add_parser("audit", help="check which libraries wheels need", description="Check that wheels need no library that users lack.")
-    audit.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+")
-    audit.set_defaults(run=_audit, interrupted="interrupted.")
-    check.add_argument(
-        "--write-upstream-tests", metavar="FILE", type=Path, help="write upstream's own tests there, for a GPU host without a network, and stop"
-    )
-    check.set_defaults(run=_verify, interrupted="interrupted; no proof was written.")
-    maintain.add_commands(commands)
-    for name, command in commands.choices.items():
-        command.prog = f"nox -s {name} --"  # as nox passes arguments on
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:  # said with the usage of the command, not of all
-        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    return options
-
-
-def _audit(options: argparse.Namespace) -> None:
-    for path in options.wheels:
-        console.done(f"{path.name} needs {', '.join(wheel.audit(path))}")
-
-
-def _verify(options: argparse.Namespace) -> None:
-    if options.write_upstream_tests is not None:
-        verify.write_upstream_tests(maintain.find(maintain.load(), upstream.Source.AUTO), options.write_upstream_tests)
-        console.done(f"{options.write_upstream_tests} written.")
-        return
-    waiting: BuildError | None = None
-    for path in options.wheels or verify.wheels_in(ROOT / "dist"):
-        try:
-            origin = verify.check_series(verify.facts_of(path), ROOT, maintain.cache())
-            console.note(f"{path.name}: its series is that of {origin.where}")
-            verify.verify(path, origin.checkout, ROOT / "tests/wheel", ROOT / "build", options.pytest)
-        except BuildError as e:
-            console.error(str(e))
-            # A failure outweighs a wheel that could not be proved.
-            if waiting is None or (isinstance(waiting, NotVerified) and not isinstance(e, NotVerified)):
-                waiting = e
-    if waiting is not None:
-        raise SystemExit(waiting.exit_code)
-
 
 def main_inner(arguments: Sequence[str]) -> None:
     """Run one command; raise what goes wrong."""
-    options = _parse(arguments)
+    options = parse(arguments)
     as_json = getattr(options, "json", False)
     if as_json:
         console.use_json()

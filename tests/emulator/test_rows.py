@@ -1,6 +1,6 @@
 """The row contract for shapes that nobody chose: hypothesis draws the problem, what it is called with, and the machine.
 
-Emulated: see ``scripts/emulator.py`` for what that shows. tests/wheel has the same rules for fixed shapes on a GPU.
+Emulated: see ``scripts/lab/emulator.py`` for what that shows. tests/wheel has the same rules for fixed shapes on a GPU.
 """
 
 from __future__ import annotations

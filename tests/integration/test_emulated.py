@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator, maintain, toolchain
-from scripts.errors import VerifyError
-from scripts.process import run
+from scripts.base import layout
+from scripts.base.errors import VerifyError
+from scripts.base.process import run
+from scripts.lab import emulator
+from scripts.source import matrix
+from scripts.wheels import toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -42,12 +45,12 @@ def test_a_failure_is_an_error() -> None:
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program of small kernels on the emulator, without torch."""
-    target = maintain.load().default()
-    tools = toolchain.assemble(target, toolchain.check_python(target, None), maintain.BUILD, cache=False)
+    target = matrix.load(layout.MATRIX).default()
+    tools = toolchain.assemble(target, toolchain.check_python(target, None), layout.BUILD, cache=False)
     folder = tmp_path_factory.mktemp("faults")
     source, what = emulator.SUITE / "faults.cu", {"error": VerifyError, "what": "could not build the small kernels"}
     run([tools.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={tools.cxx}", "-c", source, "-o", folder / "faults.o"], **what)
-    objects = [path for path in emulator.interpreter(tools, maintain.BUILD / "emulator") if path.stem != "allocator"]
+    objects = [path for path in emulator.interpreter(tools, layout.BUILD / "emulator") if path.stem != "allocator"]
     run([tools.cxx, folder / "faults.o", *objects, "-o", folder / "faults"], **what)
     return folder / "faults"
 

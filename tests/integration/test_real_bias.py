@@ -6,21 +6,24 @@ from collections.abc import Mapping
 
 import pytest
 
-from scripts import compare, maintain, matrix
-from scripts.upstream import Source
+from scripts.base import layout
+from scripts.lab import compare, objects
+from scripts.series import clone
+from scripts.source import kernel_set, matrix
+from scripts.source.upstream import Source
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
 FILES = ["fwd_hdim32_fp16_causal", "split_hdim32_fp16_causal", "bwd_hdim32_fp16_causal"]
-Code = Mapping[str, Mapping[str, compare.Code]]  # by file and kernel
+Code = Mapping[str, Mapping[str, objects.Code]]  # by file and kernel
 
 
 @pytest.fixture(scope="module")
 def code() -> tuple[Code, Code]:
     """With mask and bias, and without."""
     words = "hdim32,fp16,causal"
-    _, applied = maintain.apply(maintain.load(), Source.SDIST)
-    ours, without = compare.compiled([(applied, matrix.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90")
+    _, applied = clone.apply(matrix.load(layout.MATRIX), Source.SDIST)
+    ours, without = compare.compiled([(applied, kernel_set.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90")
     return ours, without
 
 

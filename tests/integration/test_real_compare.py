@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import compare, maintain, toolchain
+from scripts.base import layout
+from scripts.lab import compare, objects
+from scripts.source import matrix
+from scripts.wheels import toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -26,12 +29,12 @@ __global__ void local(float *data, const int *order) {
 
 
 def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: Path) -> None:
-    tools = toolchain.assemble(maintain.load().default(), None, maintain.BUILD, cache=False)
+    tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=False)
     source, item = tmp_path / "kernels.cu", tmp_path / "kernels.o"
     source.write_text(SOURCE, encoding="utf-8")
     command = [tools.toolkit.nvcc, f"-ccbin={tools.cxx}", "-arch=sm_90", "-Xptxas=-v", "-c", source, "-o", item]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    found = {compare.spell(name): code for name, code in compare.read(item, "90").items()}
+    found = {compare.spell(name): code for name, code in objects.read_kernels(item, "90").items()}
     assert len(found) == 2
     for name, code in found.items():
         own = told.partition(f"Compiling entry function '{name}'")[2]
@@ -40,7 +43,7 @@ def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: P
         in_local = "local" in name
         assert (code.stack >= 24 * 4) == in_local
         assert (code.stores > 0, code.loads > 0) == (in_local, in_local)
-    assert compare.read(item, "80") == {}
+    assert objects.read_kernels(item, "80") == {}
 
 
 def test_a_patch_that_changes_no_kernel_and_one_that_takes_some_away() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import containers, maintain, wheel
+from scripts.base import layout
+from scripts.wheels import containers, wheel
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -20,7 +21,7 @@ PYTHONS = ("3.12", "3.13")
 
 
 def image_is_there() -> bool:
-    folder = maintain.BUILD / "containers/podman"
+    folder = layout.BUILD / "containers/podman"
     if not shutil.which("podman") or not folder.is_dir():
         return False
     return containers.podman(containers.find_engine(containers.LOCAL_IMAGE, folder), "image", "exists", containers.LOCAL_IMAGE) == 0
@@ -31,7 +32,7 @@ def image_is_there() -> bool:
 def test_two_wheels_come_from_one_compile_and_carry_nothing_foreign(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scripts", "build", "--containers", "--image", containers.LOCAL_IMAGE]
     command += ["--python", ",".join(PYTHONS), "--kernels", "hdim32,fp16,fwd,causal", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=maintain.ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=layout.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     # before-all compiles the kernel, or the cache answers; each wheel then compiles its binding alone.
     assert re.findall(r"(\d+) compiled in", done.stdout) == ["1", "1", "1"]

@@ -17,10 +17,14 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from scripts import architectures, compare, emulator, kernels, maintain, matrix, toolchain
-from scripts.errors import CompileError
-from scripts.process import run
-from scripts.upstream import Source
+from scripts.base import layout
+from scripts.base.errors import CompileError
+from scripts.base.process import run
+from scripts.lab import compare, emulator, objects
+from scripts.series import clone
+from scripts.source import kernel_set, matrix
+from scripts.source.upstream import Source
+from scripts.wheels import compiling, kernels, toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -40,18 +44,18 @@ def fused_by_the_rule(ptx: str) -> Iterator[tuple[str, int]]:
 def sums(cubin: Path) -> dict[str, int]:
     """By kernel: additions that are no part of another instruction."""
     with cubin.open("rb") as stream:
-        found = architectures.texts(ELFFile(stream))
+        found = objects.texts(ELFFile(stream))
     return {name: sum(low & _OPCODE == _FADD for low, _ in struct.iter_unpack("<QQ", text)) for name, text in found.items()}
 
 
 def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
-    loaded = maintain.load()
-    _, applied = maintain.apply(loaded, Source.SDIST)
-    tools = toolchain.assemble(loaded.default(), None, maintain.BUILD, cache=True)
+    loaded = matrix.load(layout.MATRIX)
+    _, applied = clone.apply(loaded, Source.SDIST)
+    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     # The object that nox -s emulate compiles.
-    plan = kernels.Plan(applied, tools, matrix.parse_kernels("hdim32,fp16,split,causal"), ("90",), maintain.BUILD, emulator.FLAVOUR)
-    (item,) = kernels.compile_units(plan, kernels.kernel_units(plan), None).objects
-    ((_, ptx),) = architectures.ptx(item)
+    plan = kernels.Plan(applied, tools, kernel_set.parse_kernels("hdim32,fp16,split,causal"), ("90",), layout.BUILD, emulator.FLAVOUR)
+    (item,) = compiling.compile_units(plan, kernels.kernel_units(plan), None).objects
+    ((_, ptx),) = objects.ptx(item)
     source = tmp_path / "split.ptx"
     source.write_text(ptx, encoding="utf-8")
 

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts import changes, guards, kernels, lint, matrix, move, releases, series, toolchain, tree, upstream
-from scripts.errors import ActionNeeded
-from scripts.maintain import cache
-from scripts.matrix import Pass
-from scripts.rebase import Rebase, Report
+from scripts.base.errors import ActionNeeded
+from scripts.base.layout import cache
+from scripts.series import changes, export, forecast, guards, lint, model, tree
+from scripts.series.rebase import Rebase
+from scripts.series.rebase_state import Report
+from scripts.source import kernel_set, matrix, releases, upstream
+from scripts.source.kernel_set import Pass
+from scripts.wheels import compiling, kernels, toolchain
 
 pytestmark = pytest.mark.network
 
@@ -24,12 +27,12 @@ NO_SUBMODULE = ROOT / "build/no-submodule"
 
 
 def release(name: str) -> releases.Release:
-    return releases.find(MATRIX, name, NO_SUBMODULE, cache(), upstream.Source.SDIST)
+    return releases.find(MATRIX, name, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST)
 
 
 @pytest.fixture(scope="module")
 def checkout() -> upstream.Checkout:
-    return upstream.find(MATRIX.upstream, NO_SUBMODULE, cache(), upstream.Source.SDIST)
+    return upstream.find(MATRIX.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST)
 
 
 def test_the_table_has_every_release_of_the_matrix() -> None:
@@ -39,7 +42,7 @@ def test_the_table_has_every_release_of_the_matrix() -> None:
 
 @pytest.mark.parametrize("version", EXPECTED)
 def test_the_forecast_is_the_one_that_is_known(version: str, checkout: upstream.Checkout, tmp_path: Path) -> None:
-    moves = move.run_forecast(tmp_path, series.read(ROOT / "patches"), MATRIX.upstream, checkout, release(version))
+    moves = forecast.run_forecast(tmp_path, model.read(ROOT / "patches"), MATRIX.upstream, checkout, release(version))
     assert {m.patch.partition("-")[0]: m.outcome.value for m in moves} == EXPECTED[version], "\n".join(f"{m}" for m in moves)
 
 
@@ -50,7 +53,7 @@ def rebased(request: pytest.FixtureRequest, checkout: upstream.Checkout, tmp_pat
     shutil.copytree(ROOT / "patches", root / "patches")
     shutil.copyfile(ROOT / "wheel_matrix.toml", root / "wheel_matrix.toml")
     rebase = Rebase(root, root / "build/rebase")
-    begin = partial(rebase.start, MATRIX, series.read(root / "patches"), checkout, release(request.param))
+    begin = partial(rebase.start, MATRIX, model.read(root / "patches"), checkout, release(request.param))
     for number, outcome in EXPECTED[request.param].items():
         if outcome == "landed-identical":
             with pytest.raises(ActionNeeded, match=f"{number}-.*landed-identical"):
@@ -61,15 +64,17 @@ def rebased(request: pytest.FixtureRequest, checkout: upstream.Checkout, tmp_pat
 
 def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(rebased: tuple[Path, Report]) -> None:
     root, report = rebased
-    loaded, moved = matrix.load(root / "wheel_matrix.toml"), series.read(root / "patches")
+    loaded, moved = matrix.load(root / "wheel_matrix.toml"), model.read(root / "patches")
     assert loaded.upstream.version == report.new
     assert loaded.upstream.sdist_sha256 == MATRIX.releases[report.new]
     landed = {number for number, outcome in EXPECTED[report.new].items() if outcome == "landed-identical"}
     assert {d.patch.partition("-")[0] for d in report.done if d.outcome not in ("clean", "offset")} == landed
     assert len(moved.patches) == len(report.done) - len(landed)
-    applied = tree.apply(moved, loaded.upstream, upstream.find(loaded.upstream, NO_SUBMODULE, cache(), upstream.Source.SDIST), root / "build/source")
+    applied = tree.apply(
+        moved, loaded.upstream, upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST), root / "build/source"
+    )
     assert f'__version__ = "{report.new}"' in (applied.root / "flash_attn/__init__.py").read_text()
-    assert tree.export(applied.root, root / "patches", check=True) == tree.Exported((), ())
+    assert export.export(applied.root, root / "patches", check=True) == export.Exported((), ())
     guards.require(guards.run(moved, applied))
     assert lint.check(root / "patches") == []
     changes.check(root / "CHANGES.md", changes.render(loaded, moved))
@@ -81,12 +86,12 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
     root, report = rebased
     loaded = matrix.load(root / "wheel_matrix.toml")
     applied = tree.apply(
-        series.read(root / "patches"),
+        model.read(root / "patches"),
         loaded.upstream,
-        upstream.find(loaded.upstream, NO_SUBMODULE, cache(), upstream.Source.SDIST),
+        upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST),
         root / "build/source",
     )
-    changed = [k for k in matrix.parse_kernels("hdim32,fp16,causal") if k.name in report.kernels]
+    changed = [k for k in kernel_set.parse_kernels("hdim32,fp16,causal") if k.name in report.kernels]
     # The split pass takes four minutes, and shares its headers with the forward pass.
     chosen = tuple(k for k in changed if k.kind is not Pass.SPLIT)
     if not chosen:
@@ -95,5 +100,5 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
     target = MATRIX.default()
     tools = toolchain.assemble(target, toolchain.check_python(target, None), ROOT / "build", cache=True)
     plan = kernels.Plan(applied, tools, chosen, ("90",), root / "build")
-    compiled = kernels.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], None)
+    compiled = compiling.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], None)
     assert all(path.stat().st_size > 100_000 for path in compiled.objects)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import files, matrix
+from scripts.base import layout
+from scripts.source import matrix
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -27,7 +28,7 @@ def test_a_kernel_file_is_compiled_by_the_assembled_toolkit() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nvcc V12.4.131" in done.stdout
-    (folder,) = [p for p in files.cache("toolkit").glob(f"{target.toolkit}-*") if p.is_dir()]
+    (folder,) = [p for p in layout.cache("toolkit").glob(f"{target.toolkit}-*") if p.is_dir()]
     objects = Path(done.stdout.rsplit("objects in ", 1)[1].replace("\n", "").strip())
     shown = subprocess.run(
         [folder / "bin/cuobjdump", "--list-elf", objects / "fwd_hdim32_fp16_causal.o"], capture_output=True, text=True, check=True

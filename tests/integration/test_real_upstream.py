@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix, series, tree, upstream
-from scripts.errors import SeriesError, UpstreamError
-from scripts.git import Repository
-from scripts.maintain import cache
+from scripts.base.errors import SeriesError, UpstreamError
+from scripts.base.git import Repository
+from scripts.base.layout import cache
+from scripts.series import export, model, tree
+from scripts.source import matrix, upstream
 
 pytestmark = pytest.mark.network
 
@@ -21,12 +22,12 @@ PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> upstream.Checkout:
-    return upstream.find(PIN, tmp_path_factory.mktemp("none") / "upstream", cache(), upstream.Source.AUTO)
+    return upstream.find(PIN, tmp_path_factory.mktemp("none") / "upstream", cache("sdist"), upstream.Source.AUTO)
 
 
 @pytest.fixture(scope="module")
 def applied(checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory) -> tree.Tree:
-    return tree.apply(series.read(ROOT / "patches"), PIN, checkout, tmp_path_factory.mktemp("applied") / "source")
+    return tree.apply(model.read(ROOT / "patches"), PIN, checkout, tmp_path_factory.mktemp("applied") / "source")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,8 @@ def test_auto_says_why_it_takes_the_sdist(checkout: upstream.Checkout) -> None:
 
 
 def test_the_series_applies_exactly_and_exports_byte_for_byte(applied: tree.Tree) -> None:
-    assert tree.exported_patches(Repository(applied.root, SeriesError), applied.base) == {
-        p.name: p.content for p in series.read(ROOT / "patches").patches
+    assert export.exported_patches(Repository(applied.root, SeriesError), applied.base) == {
+        p.name: p.content for p in model.read(ROOT / "patches").patches
     }
 
 
@@ -73,7 +74,7 @@ def test_git_and_sdist_give_the_same_commit(submodule: tuple[matrix.Upstream, Pa
     pin, folder = submodule
     checkout = upstream.find(pin, folder, tmp_path, upstream.Source.AUTO)
     assert checkout.source is upstream.Source.GIT
-    from_git = tree.apply(series.read(ROOT / "patches"), pin, checkout, tmp_path / "source")
+    from_git = tree.apply(model.read(ROOT / "patches"), pin, checkout, tmp_path / "source")
     assert (from_git.base, from_git.commit) == (applied.base, applied.commit)
 
 
@@ -97,7 +98,7 @@ def test_a_checkout_at_another_commit_is_an_error_with_git_and_a_reason_with_aut
     other = pin.model_copy(update={which: "0" * 40})
     with pytest.raises(UpstreamError, match=r"--source git: .* is at [0-9a-f]{40}, the pin is 0{40}"):
         upstream.find(other, folder, tmp_path, upstream.Source.GIT)
-    found = upstream.find(other, folder, cache(), upstream.Source.AUTO)
+    found = upstream.find(other, folder, cache("sdist"), upstream.Source.AUTO)
     assert found.source is upstream.Source.SDIST
     assert "the pin is 000" in found.why
 

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts import compare, kernels, maintain, matrix, series, toolchain
-from scripts.upstream import Source
+from scripts.base import layout
+from scripts.lab import compare, objects
+from scripts.series import clone, model
+from scripts.source import kernel_set, matrix
+from scripts.source.upstream import Source
+from scripts.wheels import kernels, toolchain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +26,7 @@ KERNELS = ("hdim32,fp16,causal", "hdim32,fp16,fwd,full")  # windows are not caus
 BEFORE = "Leave out kernels that no GPU of the build would run"  # the first patch that takes kernels away
 RARE = {"dropout", "local", "alibi", "softcap"}
 FILES = ["fwd_hdim32_fp16", "fwd_hdim32_fp16_causal", "split_hdim32_fp16_causal", "bwd_hdim32_fp16_causal"]
-Code = Mapping[str, Mapping[str, compare.Code]]  # by file and kernel
+Code = Mapping[str, Mapping[str, objects.Code]]  # by file and kernel
 
 
 def tile(name: str) -> str:
@@ -42,11 +46,11 @@ def is_rare(name: str) -> bool:
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
     """With the patches that take kernels away, and without."""
-    count = next(n for n, patch in enumerate(series.read(maintain.PATCHES).patches) if patch.subject == BEFORE)
-    loaded = maintain.load()
-    _, whole = maintain.apply(loaded, Source.SDIST)
-    _, part = maintain.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)
-    wanted = tuple(k for words in KERNELS for k in matrix.parse_kernels(words))
+    count = next(n for n, patch in enumerate(model.read(layout.PATCHES).patches) if patch.subject == BEFORE)
+    loaded = matrix.load(layout.MATRIX)
+    _, whole = clone.apply(loaded, Source.SDIST)
+    _, part = clone.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)
+    wanted = tuple(k for words in KERNELS for k in kernel_set.parse_kernels(words))
     ours, before = compare.compiled([(whole, wanted), (part, wanted)], "90")
     return ours, before
 
@@ -107,9 +111,9 @@ int main() {
     ],
 )
 def test_what_the_compiler_knows_of_the_gpus(tmp_path: Path, architectures: list[str], large: str, sm8x: str) -> None:
-    loaded = maintain.load()
-    _, applied = maintain.apply(loaded, Source.SDIST)
-    tools = toolchain.assemble(loaded.default(), None, maintain.BUILD, cache=True)
+    loaded = matrix.load(layout.MATRIX)
+    _, applied = clone.apply(loaded, Source.SDIST)
+    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     source = tmp_path / "gpus.cpp"
     source.write_text(PROGRAM, encoding="utf-8")
     includes = [f"-I{folder}" for folder in (applied.root / "csrc/flash_attn/src", *tools.toolkit.include)]

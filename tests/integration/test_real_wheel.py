@@ -141,17 +141,18 @@ def test_an_interrupt_ends_the_compilers_too(tmp_path: Path) -> None:
 
 def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: Path) -> None:
     """A compiler's own message reaches the user, through ninja and the compile cache."""
-    from scripts import kernels, matrix, toolchain
-    from scripts.errors import CompileError
-    from scripts.tree import Tree
+    from scripts.base.errors import CompileError
+    from scripts.series.tree import Tree
+    from scripts.source import kernel_set, matrix
+    from scripts.wheels import compiling, kernels, toolchain
 
     target = matrix.load(ROOT / "wheel_matrix.toml").default()
     tools = toolchain.assemble(target, None, ROOT / "build", cache=True)
-    chosen = matrix.parse_kernels(KERNELS)
+    chosen = kernel_set.parse_kernels(KERNELS)
     source = tmp_path / "source/csrc/flash_attn/src" / chosen[0].source
     source.parent.mkdir(parents=True)
     source.write_text("__global__ void kernel() { undeclared = 1; }\n")
     tree = Tree(tmp_path / "source", "b" * 40, hashlib.sha1(os.urandom(8), usedforsecurity=False).hexdigest(), "d" * 64, "e" * 40, "f" * 64)
     plan = kernels.Plan(tree, tools, chosen, ("90",), tmp_path / "build")
     with pytest.raises(CompileError, match=r'(?s)error: identifier "undeclared" is undefined.*The full log is .*compile-\w+\.log'):
-        kernels.compile_units(plan, kernels.kernel_units(plan), 1)
+        compiling.compile_units(plan, kernels.kernel_units(plan), 1)

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from scripts import files, kernels, matrix, toolchain
-from scripts.errors import CompileError, WheelError
-from scripts.process import run
-from scripts.tree import Tree
+from scripts.base import layout
+from scripts.base.errors import CompileError, WheelError
+from scripts.base.process import run
+from scripts.series.tree import Tree
+from scripts.source import kernel_set, matrix
+from scripts.wheels import compiling, kernels, toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNEL = matrix.parse_kernels("hdim32,fp16,fwd,causal")
+KERNEL = kernel_set.parse_kernels("hdim32,fp16,fwd,causal")
 # What differs between two compiles of one file unless nvcc is told otherwise: names of what is static, and __FILE__. Like
 # upstream's, the file defines a specialisation alone: a plain function's name would serve nvcc in place of its process id.
 HEADER = """#include <cstdio>
@@ -36,7 +38,7 @@ def target() -> matrix.Target:
     return matrix.load(ROOT / "wheel_matrix.toml").default()
 
 
-def compiled(target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch, cache: Path | None) -> tuple[bytes, kernels.Compiled]:
+def compiled(target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch, cache: Path | None) -> tuple[bytes, compiling.Compiled]:
     """What a small kernel file of a clone becomes in an extension, which has no symbol table."""
     source = clone / "source/csrc/flash_attn/src"
     source.mkdir(parents=True)
@@ -46,7 +48,7 @@ def compiled(target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("SCCACHE_DIR", str(cache))
     tools = toolchain.assemble(target, None, ROOT / "build", cache=cache is not None)
     plan = kernels.Plan(Tree(clone / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64), tools, KERNEL, ("90",), clone / "build")
-    done = kernels.compile_units(plan, kernels.kernel_units(plan), 1)
+    done = compiling.compile_units(plan, kernels.kernel_units(plan), 1)
     library = clone / "library.so"
     run([tools.cxx, "-shared", "-s", "-o", library, *done.objects], error=WheelError, what="could not link")
     return library.read_bytes(), done
@@ -59,8 +61,8 @@ def test_what_a_clone_compiled_answers_another_and_is_what_it_would_have_compile
     first, cold = compiled(target, tmp_path / "one", monkeypatch, cache)
     second, warm = compiled(target, tmp_path / "another/with/a/longer/path", monkeypatch, cache)
     # As another user, whose copies of the kernel files lie elsewhere.
-    ours = files.cache
-    monkeypatch.setattr(files, "cache", lambda part: tmp_path / "another-user" if part == "units" else ours(part))
+    ours = layout.cache
+    monkeypatch.setattr(layout, "cache", lambda part: tmp_path / "another-user" if part == "units" else ours(part))
     alone, uncached = compiled(target, tmp_path / "without-a-cache", monkeypatch, None)
     assert cold.cache_hits == 0
     assert (warm.cache_misses, warm.built) == (0, 1)
@@ -76,7 +78,7 @@ def test_a_cache_that_answers_nothing_it_was_asked_before_is_an_error(
     target: matrix.Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
     """Unless it was emptied since, which is the user's right."""
-    monkeypatch.setattr(files, "cache", lambda part: tmp_path / "user-cache" / part)
+    monkeypatch.setattr(layout, "cache", lambda part: tmp_path / "user-cache" / part)
     cache = tmp_path / "cache"
     compiled(target, tmp_path / "one", monkeypatch, cache)
     for entry in [p for p in cache.rglob("*") if p.is_file()]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import tree
-from scripts.errors import SeriesError
-from scripts.git import Repository
-from scripts.upstream import Checkout, PipConfig, Source
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
+from scripts.base.pip import PipConfig
+from scripts.series import export
+from scripts.source.upstream import Checkout, Source
 
 HEADER = "csrc/cutlass/include/cutlass/cutlass.h"
 BASE = {HEADER: "// cutlass\n", "setup.py": "".join(f"line {i}\n" for i in range(1, 41)), "flash_attn/__init__.py": '__version__ = "2.8.3.post1"\n'}
@@ -95,7 +96,7 @@ def make_series(tmp_path: Path) -> Callable[..., Path]:
             write_files(work, files)
             repository.run("add", "--all")
             repository.run("commit", "--quiet", "-m", message(subject, guard=guard[0]) if guard else message(subject))
-        tree.write_folder(folder / "patches", tree.exported_patches(repository, first))
+        export.write_folder(folder / "patches", export.exported_patches(repository, first))
         shutil.rmtree(work)
         return folder / "patches"
 

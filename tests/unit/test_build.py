@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import __main__, build, kernels, maintain
-from scripts.errors import WheelError
+from scripts import __main__
+from scripts.base import layout
+from scripts.base.errors import WheelError
+from scripts.wheels import build, compiling
 
 
 def fake_wheel(path: Path, **files: str) -> build.Built:
@@ -20,7 +22,7 @@ def fake_wheel(path: Path, **files: str) -> build.Built:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name, (2025, 1, 1, 0, 0, 0)), text)
     content = path.read_bytes()
-    return build.Built(path, len(content), hashlib.sha256(content).hexdigest(), 3.0, kernels.Compiled((), 1, 1.0, 0, 1))
+    return build.Built(path, len(content), hashlib.sha256(content).hexdigest(), 3.0, compiling.Compiled((), 1, 1.0, 0, 1))
 
 
 @pytest.mark.parametrize("other", ["same", "different"])
@@ -28,7 +30,7 @@ def test_a_wheel_is_built_again_elsewhere_without_a_cache_and_compared(
     other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places: list[build.Place] = []
-    monkeypatch.setattr(maintain, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     zone = os.environ.get("TZ")
 

@@ -16,8 +16,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import __main__, build, files, kernels, maintain, matrix, toolchain, tree, upstream, verify
-from scripts.errors import NotVerified, ToolchainError, UsageError, WheelError
+from scripts import __main__
+from scripts.base import files, layout
+from scripts.base.errors import NotVerified, ToolchainError, UsageError, WheelError
+from scripts.commands import rebase
+from scripts.series import clone, tree
+from scripts.source import matrix, upstream
+from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
@@ -125,7 +130,7 @@ def test_bad_arguments_end_with_status_2_and_say_what_is_allowed(arguments: list
 
 @pytest.mark.parametrize(("begun", "expected"), [(False, "nothing was changed, and no rebase is under way"), (True, "--continue goes on")])
 def test_an_interrupted_rebase_tells_whether_one_is_under_way(begun: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintain, "BUILD", tmp_path)
+    monkeypatch.setattr(layout, "BUILD", tmp_path)
 
     def interrupted(*_: object) -> None:
         if begun:
@@ -133,13 +138,13 @@ def test_an_interrupted_rebase_tells_whether_one_is_under_way(begun: bool, expec
             (tmp_path / "rebase/state.json").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(maintain, "_run_rebase", interrupted)
+    monkeypatch.setattr(rebase, "_run_rebase", interrupted)
     with pytest.raises(KeyboardInterrupt, match=expected):
         __main__.main_inner(["rebase", "2.8.2"])
 
 
 def test_patches_are_not_exported_into_a_rebase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintain, "BUILD", tmp_path)
+    monkeypatch.setattr(layout, "BUILD", tmp_path)
     (tmp_path / "rebase").mkdir()
     (tmp_path / "rebase/state.json").touch()
     with pytest.raises(UsageError, match="a rebase is under way and will write patches/ itself"):
@@ -165,29 +170,29 @@ def test_several_builds_are_planned_first_and_share_their_kernels() -> None:
 
 
 def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = maintain.load()
+    loaded = matrix.load(layout.MATRIX)
     target = loaded.default()
     job = build.Job(target, "3.12", target.kernels, ("90",))
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
     tools = toolchain.Toolchain(toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"), tmp_path, "g++ 12", tmp_path, None, None)
-    monkeypatch.setattr(maintain, "BUILD", tmp_path)
-    monkeypatch.setattr(maintain, "standing", lambda loaded: applied)
+    monkeypatch.setattr(layout, "BUILD", tmp_path)
+    monkeypatch.setattr(clone, "standing", lambda loaded: applied)
     monkeypatch.setattr(toolchain, "present", lambda target, folder: tools)
-    assert build._made(loaded, job) == set()
+    assert build.made(loaded, job) == set()
     for unit in kernels.kernel_units(kernels.Plan(applied, tools, target.kernels[:3], ("90",), tmp_path)):
         unit.target.parent.mkdir(parents=True, exist_ok=True)
         unit.target.touch()
-    assert build._made(loaded, job) == set(target.kernels[:3])
-    assert build._made(loaded, dataclasses.replace(job, architectures=("80",))) == set()
+    assert build.made(loaded, job) == set(target.kernels[:3])
+    assert build.made(loaded, dataclasses.replace(job, architectures=("80",))) == set()
     monkeypatch.setattr(toolchain, "present", lambda target, folder: None)
-    assert build._made(loaded, job) == set()
+    assert build.made(loaded, job) == set()
 
 
 def test_a_failed_build_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def build_one(loaded: object, job: build.Job, options: object, place: object) -> build.Built:
         if job.python == "3.11":
             raise ToolchainError("no compiler for this one.")
-        return build.Built(Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, kernels.Compiled((), 4, 2.0, 3, 1))
+        return build.Built(Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, compiling.Compiled((), 4, 2.0, 3, 1))
 
     monkeypatch.setattr(build, "build_one", build_one)
     with pytest.raises(SystemExit) as caught:
@@ -223,7 +228,7 @@ def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("version", "taken"), [("2.13.0", "2.13.0+cu130"), ("2.13.0+cu130", "2.13.0+cu130")])
 def test_pip_is_asked_for_no_torch_for_the_cpu(version: str, taken: str) -> None:
     """Which counts as newer than "2.13.0", and lies in some machines' folders."""
-    wanted = Requirement(toolchain.torch_for_cuda(version)).specifier
+    wanted = Requirement(torch_environment.torch_for_cuda(version)).specifier
     assert list(wanted.filter(["2.13.0+cpu", "2.13.0+cu130", "2.12.0"])) == [taken]
 
 
@@ -274,13 +279,13 @@ def test_a_second_run_on_the_series_waits_for_nobody(tmp_path: Path) -> None:
 def test_applying_waits_for_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build applies first: two of them side by side are no mistake."""
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
-    monkeypatch.setattr(maintain, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(maintain, "find", lambda *_: None)
-    monkeypatch.setattr(maintain.tree, "apply", lambda *_, **__: applied)
-    loaded = maintain.load()
+    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(upstream, "pinned", lambda *_: None)
+    monkeypatch.setattr(tree, "apply", lambda *_, **__: applied)
+    loaded = matrix.load(layout.MATRIX)
     with ThreadPoolExecutor() as threads:
         with files.alone(tmp_path / "build"):
-            second = threads.submit(maintain.apply, loaded, upstream.Source.AUTO)
+            second = threads.submit(clone.apply, loaded, upstream.Source.AUTO)
             time.sleep(0.3)
             assert not second.done()
         assert second.result(timeout=10)[1] is applied
@@ -358,16 +363,16 @@ def test_a_cuda_that_neither_the_machine_nor_an_index_has_is_an_error_before_any
 def test_cuda_s_libraries_lie_in_one_folder_or_before_13_in_many(tmp_path: Path, release: str, folders: list[str]) -> None:
     for name in folders:
         (tmp_path / "nvidia" / name / "include").mkdir(parents=True)
-    env = toolchain.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.6.0", release, cxx11_abi=False)
+    env = torch_environment.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.6.0", release, cxx11_abi=False)
     assert [path.relative_to(tmp_path / "nvidia").as_posix() for path in env.cuda] == folders
 
 
 def test_missing_python_headers_are_an_error_that_names_the_package(tmp_path: Path) -> None:
-    env = toolchain.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0", "13.0", cxx11_abi=True)
+    env = torch_environment.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0", "13.0", cxx11_abi=True)
     with pytest.raises(ToolchainError, match=r"no Python\.h .*python3\.12-dev"):
-        toolchain.check_headers(env)
+        torch_environment.check_headers(env)
     (tmp_path / "Python.h").touch()
-    toolchain.check_headers(env)
+    torch_environment.check_headers(env)
 
 
 def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

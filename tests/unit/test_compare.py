@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.compare import Code, Difference, spell
+from scripts.lab.compare import Difference, spell
+from scripts.lab.objects import Code
 
 TRAITS = "ILi64ELi64ELi256ELi4ELb0ELb0EN7cutlass6half_tE19Flash_kernel_traitsILi64ELi64ELi256ELi4ES3_EE"
 BACKWARD = "ILi32ELi128ELi128ELi8ELi4ELi4ELi4ELb1ELb0EN7cutlass10bfloat16_tE19Flash_kernel_traitsILi32ELi128ELi128ELi8ES3_EE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from scripts import console
+from scripts.base import console
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import containers, files, matrix, wheel
-from scripts.errors import ToolchainError, WheelError
+from scripts.base import layout
+from scripts.base.errors import ToolchainError, WheelError
+from scripts.source import matrix
+from scripts.wheels import containers, wheel
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,7 +28,7 @@ REQUEST = containers.Request(TARGET, ("3.12", "3.13"), ("--target", TARGET.name,
 def test_the_container_gets_the_repository_s_files_and_a_package_that_runs_our_build(tmp_path: Path) -> None:
     package = containers.stage(ROOT, tmp_path / "project", ("3.12", "3.13"))
     there = {p.relative_to(tmp_path / "project").as_posix() for p in (tmp_path / "project").rglob("*") if p.is_file()}
-    assert {"wheel_matrix.toml", "patches/series", "scripts/build.py", "package/pyproject.toml", "package/backend.py"} <= there
+    assert {"wheel_matrix.toml", "patches/series", "scripts/wheels/build.py", "package/pyproject.toml", "package/backend.py"} <= there
     assert not [name for name in there if name.startswith(("build/", "dist/", ".git/", "upstream/"))]
     described = tomllib.loads((package / "pyproject.toml").read_text())
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
@@ -54,7 +56,7 @@ def test_the_settings_are_cibuildwheel_s_own_words(tmp_path: Path) -> None:
     built = read.build_options("cp312-manylinux_x86_64")
     assert built.container_engine.name == "podman"
     assert built.container_engine.disable_host_mount
-    assert built.container_engine.create_args == (f"--volume={files.cache('containers')}:/root/.cache",)
+    assert built.container_engine.create_args == (f"--volume={layout.cache('containers')}:/root/.cache",)
     assert built.manylinux_images["x86_64"] == "an/image:1"
     assert built.environment.as_dictionary({}, executor=None)["FA2_BUILD"] == f"--target {TARGET.name} --kernels hdim64,fwd"
     assert "--kernels-only --python 3.12 --target" in built.before_all
@@ -64,7 +66,7 @@ def test_the_settings_are_cibuildwheel_s_own_words(tmp_path: Path) -> None:
 
 def test_the_backend_builds_for_its_own_python_and_hands_over_the_one_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real interface of a build frontend and a stand-in for our build."""
-    from scripts import backend
+    from scripts.wheels import pep517
 
     for folder in ("project/scripts", "project/package", "out"):
         (tmp_path / folder).mkdir(parents=True)
@@ -73,14 +75,14 @@ def test_the_backend_builds_for_its_own_python_and_hands_over_the_one_wheel(tmp_
     )
     monkeypatch.chdir(tmp_path / "project/package")
     monkeypatch.setenv("FA2_BUILD", "--target 'a target' --kernels hdim64")
-    assert backend.build_wheel(str(tmp_path / "out")) == "a-1.whl"
+    assert pep517.build_wheel(str(tmp_path / "out")) == "a-1.whl"
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["a-1.whl"]
     asked = (tmp_path / "out/a-1.whl").read_text()
     assert asked.startswith(f"build --python {sys.version_info.major}.{sys.version_info.minor} --out ")
     assert asked.endswith("--target a target --kernels hdim64")
     (tmp_path / "project/scripts/__main__.py").write_text("raise SystemExit(8)\n")
     with pytest.raises(subprocess.CalledProcessError, match="exit status 8"):
-        backend.build_wheel(str(tmp_path / "out"))
+        pep517.build_wheel(str(tmp_path / "out"))
 
 
 def test_a_wheel_of_a_container_does_not_keep_the_proof_of_other_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import debian, matrix
-from scripts.errors import ToolchainError
+from scripts.base.errors import ToolchainError
+from scripts.source import matrix
+from scripts.wheels import debian
 from tests.unit.conftest import PackageIndex
 
 PROGRAMS = {

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator, kernels, maintain, series, tree
-from scripts.errors import SeriesError
+from scripts.base import layout
+from scripts.base.errors import SeriesError
+from scripts.lab import emulator
+from scripts.series import model, tree
+from scripts.wheels import compiling, kernels
 from tests.unit.conftest import BASE, checkout_of
 from tests.unit.test_kernels import toolchain
 from tests.unit.test_tree import PIN, TWO
@@ -16,26 +19,26 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
     make_series: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named by the commit. Compilers and linker are stand-ins."""
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     edited = applied.root / "flash_attn/__init__.py"
     committed = edited.read_text()
 
-    def compile_and_edit(*_: object) -> kernels.Compiled:
+    def compile_and_edit(*_: object) -> compiling.Compiled:
         edited.write_text("edited\n")
-        return kernels.Compiled((Path("a.o"),), 1, 0, 0, 0)
+        return compiling.Compiled((Path("a.o"),), 1, 0, 0, 0)
 
-    monkeypatch.setattr(maintain, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
     monkeypatch.setattr(emulator, "interpreter", lambda *_: [])
     monkeypatch.setattr(emulator, "_tools_for_tests", lambda *_: tmp_path)
     monkeypatch.setattr(emulator, "run", lambda command, **_: Path(command[command.index("-o") + 1]).touch())
     monkeypatch.setattr(kernels, "binding_unit", lambda *_: None)
     monkeypatch.setattr(kernels, "kernel_units", lambda *_: [])
-    monkeypatch.setattr(kernels, "compile_units", compile_and_edit)
+    monkeypatch.setattr(compiling, "compile_units", compile_and_edit)
     tools = toolchain(tmp_path, "exit 1\n")
     with pytest.raises(SeriesError, match=r"__init__\.py changed while it was being built from"):
         emulator.package(tools, applied, (), "90", None)
     edited.write_text(committed)
-    monkeypatch.setattr(kernels, "compile_units", lambda *_: kernels.Compiled((Path("a.o"),), 0, 0, 0, 0))
+    monkeypatch.setattr(compiling, "compile_units", lambda *_: compiling.Compiled((Path("a.o"),), 0, 0, 0, 0))
     site = emulator.package(tools, tree.apply(patches, PIN, checkout_of(BASE), applied.root), (), "90", None)[0]
     assert (site / "flash_attn/__init__.py").read_text() == committed

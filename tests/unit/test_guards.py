@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import guards, matrix, series, tree
-from scripts.errors import GuardError
+from scripts.base import layout
+from scripts.base.errors import GuardError
+from scripts.series import guards, model, tree
+from scripts.source import matrix
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +22,7 @@ Make = Callable[..., Path]
 
 
 def outcomes(make_series: Make, tmp_path: Path, *edits: tuple[str, dict[str, str], str]) -> list[guards.Outcome]:
-    whole = series.read(make_series(*edits))
+    whole = model.read(make_series(*edits))
     return guards.run(whole, tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source"))
 
 
@@ -77,7 +79,7 @@ def test_a_named_test_sees_the_tree(make_series: Make, tmp_path: Path, monkeypat
         "@pytest.fixture\ndef tree(request):\n    return pathlib.Path(request.config.getoption('--tree'))\n"
     )
     (repository / "tests/guards/test_it.py").write_text(f"def test_header(tree):\n    assert (tree / '{HEADER}').is_file()\n")
-    monkeypatch.setattr(guards, "_ROOT", repository)
+    monkeypatch.setattr(layout, "ROOT", repository)
     (found,) = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_header"))
     assert found.discriminates
     with pytest.raises(GuardError, match="pytest exited with"):
@@ -94,7 +96,7 @@ def test_a_compiled_symbol_is_looked_for_in_the_object(make_series: Make, tmp_pa
     base = BASE | {source: "int api() { return 0; }\n"}
     edit = ("Add a function", {source: base[source] + "int fork_answer() { return 42; } // fork_comment\n"})
     for name, holds in (("fork_answer", True), ("fork_comment", False), ("api", False)):
-        whole = series.read(make_series((*edit, f"compiled {name} in {source}"), base=base))
+        whole = model.read(make_series((*edit, f"compiled {name} in {source}"), base=base))
         applied = tree.apply(whole, PIN, checkout_of(base), tmp_path / "source")
         (found,) = guards.run(whole, applied, compiler)
         assert found.discriminates == holds
@@ -106,7 +108,7 @@ def test_a_patch_without_a_guard_is_refused(make_series: Make, tmp_path: Path) -
     folder = make_series(("Add a header", {HEADER: CODE}))
     path = folder / "0001-Add-a-header.patch"
     path.write_text(path.read_text().replace(f"Guard: symbol fork in {HEADER}\n", ""))
-    whole = series.read(folder)
+    whole = model.read(folder)
     applied = tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source")
     with pytest.raises(GuardError, match=r"0001-Add-a-header\.patch declares no guard"):
         guards.run(whole, applied)

@@ -14,13 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import console, kernels, matrix, wheel
-from scripts.errors import BuildError, CompileError, SeriesError, ToolchainError
-from scripts.process import run
-from scripts.toolchain import Environment, Toolchain, Toolkit, _tool
-from scripts.tree import Tree
+from scripts.base import console
+from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError
+from scripts.base.process import run
+from scripts.series.tree import Tree
+from scripts.source import kernel_set
+from scripts.wheels import compiling, kernels, wheel
+from scripts.wheels.toolchain import Toolchain, Toolkit, _tool
+from scripts.wheels.torch_environment import Environment
 
-KERNELS = matrix.parse_kernels("hdim64,fp16")
+KERNELS = kernel_set.parse_kernels("hdim64,fp16")
 
 
 def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchain:
@@ -40,13 +43,13 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
 
 
-def plan(tmp_path: Path, tools: Toolchain, chosen: tuple[matrix.Kernel, ...] = KERNELS, arch: str = "90") -> kernels.Plan:
+def plan(tmp_path: Path, tools: Toolchain, chosen: tuple[kernel_set.Kernel, ...] = KERNELS, arch: str = "90") -> kernels.Plan:
     return kernels.Plan(tree(tmp_path), tools, chosen, (arch,), tmp_path / "build")
 
 
-def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> kernels.Compiled:
+def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> compiling.Compiled:
     planned = plan(tmp_path, tools)
-    return kernels.compile_units(planned, kernels.kernel_units(planned), jobs)
+    return compiling.compile_units(planned, kernels.kernel_units(planned), jobs)
 
 
 def test_kernel_files_are_told_for_which_gpus_they_are_compiled_and_upstream_s_own_are_not(tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ def test_two_plans_are_compiled_side_by_side_each_from_its_own_tree(tmp_path: Pa
     shutil.copytree(one.tree.root, tmp_path / "other")
     other = dataclasses.replace(one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", kernel_sources="a" * 64, seen=time.time_ns()))
     work = [(planned, kernels.kernel_units(planned)) for planned in (one, other)]
-    done = kernels.compile_together(work, 1)
+    done = compiling.compile_together(work, 1)
     assert done.built == 2 * len(KERNELS) == len(set(done.objects))
     assert list(done.objects) == [unit.target for _, units in work for unit in units]
     assert all(path.exists() for path in done.objects)
@@ -82,7 +85,7 @@ def test_two_plans_of_the_same_kernels_are_compiled_once(tmp_path: Path) -> None
     one = plan(tmp_path, tools)
     other = dataclasses.replace(one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", commit="a" * 40))
     shutil.copytree(one.tree.root, other.tree.root)
-    done = kernels.compile_together([(planned, kernels.kernel_units(planned)) for planned in (one, other)], 2)
+    done = compiling.compile_together([(planned, kernels.kernel_units(planned)) for planned in (one, other)], 2)
     assert done.built == len(KERNELS) == len(done.objects)
     assert (tmp_path / "compiler.calls").read_text().count("\n") == len(KERNELS)
 
@@ -117,7 +120,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)  # as scripts.__main__
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
 from pathlib import Path
 from tests.unit import test_kernels as t
-from scripts.toolchain import Toolchain
+from scripts.wheels.toolchain import Toolchain
 tools = t.toolchain(Path({str(tmp_path)!r}), {Path(tools.cxx).read_text().partition("done" + chr(10))[2]!r})
 try:
     t.compile_all(Path({str(tmp_path)!r}), tools)
@@ -172,7 +175,7 @@ def test_the_command_of_a_kernel_names_no_torch_and_no_python(tmp_path: Path) ->
     tools = toolchain(tmp_path, 'echo "$@" >> "$0.args"; touch "$last"\n')
     environment = dataclasses.replace(tools.environment, site=tmp_path / "site", include=tmp_path / "python-headers")
     planned = plan(tmp_path, dataclasses.replace(tools, for_python=environment))
-    kernels.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
+    compiling.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
     commands = (tmp_path / "compiler.args").read_text().splitlines()
     assert len(commands) == len(KERNELS) + 1
     assert ["site/torch/include" in c and "python-headers" in c for c in commands].count(True) == 1
@@ -180,9 +183,9 @@ def test_the_command_of_a_kernel_names_no_torch_and_no_python(tmp_path: Path) ->
 
 
 def test_jobs_are_limited_by_memory() -> None:
-    assert kernels.job_limit(None, 1e15)[0] == 1
-    assert kernels.job_limit(None, 1.0)[0] == len(os.sched_getaffinity(0))
-    assert kernels.job_limit(7, 1e15)[0] == 7
+    assert compiling.job_limit(None, 1e15)[0] == 1
+    assert compiling.job_limit(None, 1.0)[0] == len(os.sched_getaffinity(0))
+    assert compiling.job_limit(7, 1e15)[0] == 7
 
 
 def test_a_program_that_cannot_run_is_an_error_that_says_what_was_tried(tmp_path: Path) -> None:
@@ -205,7 +208,7 @@ def test_durations_read_back_to_the_second(seconds: int) -> None:
 def test_the_binding_is_compiled_for_the_standard_that_its_torch_asks_for(tmp_path: Path, torch: str, standard: str) -> None:
     tools = toolchain(tmp_path, 'echo "$@" >> "$0.args"; touch "$last"\n')
     planned = plan(tmp_path, dataclasses.replace(tools, for_python=dataclasses.replace(tools.environment, torch=torch)))
-    kernels.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
+    compiling.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
     for command in (tmp_path / "compiler.args").read_text().splitlines():
         assert f"-std={standard if '.cu ' not in command else 'c++17'}" in command
 
@@ -233,9 +236,9 @@ def test_an_object_of_sources_that_were_edited_meanwhile_is_not_kept(tmp_path: P
     planned = plan(tmp_path, tools)
     units = kernels.kernel_units(planned)
     with pytest.raises(SeriesError, match=r"fork\.h changed while it was being built from"):
-        kernels.compile_units(planned, units, 1)
+        compiling.compile_units(planned, units, 1)
     (tmp_path / "source" / header).write_text("committed\n")
-    done = kernels.compile_units(plan(tmp_path, tools), units, 1)
+    done = compiling.compile_units(plan(tmp_path, tools), units, 1)
     assert {path.read_text() for path in done.objects} == {"committed\n"}
 
 
@@ -244,7 +247,7 @@ def test_two_builds_in_one_clone_take_turns(tmp_path: Path) -> None:
     planned = plan(tmp_path, tools)
     units = kernels.kernel_units(planned)
     with ThreadPoolExecutor() as threads:
-        built = [done.built for done in threads.map(lambda _: kernels.compile_units(planned, units, 2), range(2))]
+        built = [done.built for done in threads.map(lambda _: compiling.compile_units(planned, units, 2), range(2))]
     assert sorted(built) == [0, len(units)]
     assert len((tmp_path / "compiler.calls").read_text().split()) == len(units)
 

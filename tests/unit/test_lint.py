@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import lint, series
+from scripts.series import lint, model
 from tests.unit.conftest import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,10 +136,10 @@ def test_a_fault_of_the_series_file_is_told(make_series: Make, edit: Callable[[P
 
 
 def test_a_patch_is_named_by_number_file_or_a_part(make_series: Make) -> None:
-    whole = series.read(make_series(*TWO))
+    whole = model.read(make_series(*TWO))
     assert [whole.named(text) for text in ("1", "0002", FIRST, "0002-Add-a-header", "header")] == [0, 1, 0, 1, 1]
     for text in ("3", "absent", "line 20 header", ""):
-        with pytest.raises(series.SeriesError, match=r"names no patch of the series, which has:\n.*0001-Change-line-20\.patch"):
+        with pytest.raises(model.SeriesError, match=r"names no patch of the series, which has:\n.*0001-Change-line-20\.patch"):
             whole.named(text)
-    with pytest.raises(series.SeriesError, match="several"):
+    with pytest.raises(model.SeriesError, match="several"):
         whole.named("a")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts import matrix
-from scripts.errors import MatrixError, UsageError
-from scripts.kernels import masks
+from scripts.base.errors import MatrixError, UsageError
+from scripts.source import kernel_set, matrix
+from scripts.wheels.kernels import masks
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "wheel_matrix.toml").read_text(encoding="utf-8")
@@ -102,24 +102,24 @@ def test_a_file_that_is_not_utf_8_is_an_error(tmp_path: Path) -> None:
 
 
 @given(
-    st.sets(st.sampled_from(matrix.HEAD_DIMS), min_size=1),
-    st.sets(st.sampled_from(matrix.DTYPES), min_size=1),
+    st.sets(st.sampled_from(kernel_set.HEAD_DIMS), min_size=1),
+    st.sets(st.sampled_from(kernel_set.DTYPES), min_size=1),
     st.sets(st.booleans(), min_size=1),
     st.booleans(),
 )
 def test_a_choice_is_spelled_by_words_that_name_it_again(dims: set[int], dtypes: set[str], causal: set[bool], bias: bool) -> None:
-    chosen = tuple(replace(k, bias=bias) for k in matrix.ALL_KERNELS if k.head_dim in dims and k.dtype in dtypes and k.causal in causal)
-    assert matrix.parse_kernels(",".join(matrix.spell_kernels(chosen))) == chosen
+    chosen = tuple(replace(k, bias=bias) for k in kernel_set.ALL_KERNELS if k.head_dim in dims and k.dtype in dtypes and k.causal in causal)
+    assert kernel_set.parse_kernels(",".join(kernel_set.spell_kernels(chosen))) == chosen
 
 
 def test_kernels_without_bias_are_others() -> None:
     """Their objects must not answer for those that have it, nor the binding's."""
-    with_bias, without = matrix.parse_kernels("hdim64,fp16"), matrix.parse_kernels("no-bias,hdim64,fp16")
+    with_bias, without = kernel_set.parse_kernels("hdim64,fp16"), kernel_set.parse_kernels("no-bias,hdim64,fp16")
     assert [k.name for k in without] == [k.name for k in with_bias]
     assert not set(with_bias) & set(without)
     assert "-DFORK_NO_BIAS" in masks(without)
     assert "-DFORK_NO_BIAS" not in masks(with_bias)
-    assert len(matrix.parse_kernels("no-bias")) == len(matrix.ALL_KERNELS)
+    assert len(kernel_set.parse_kernels("no-bias")) == len(kernel_set.ALL_KERNELS)
 
 
 def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
@@ -139,23 +139,25 @@ def test_a_missing_file_and_an_unknown_target_are_errors(tmp_path: Path) -> None
 settings.register_profile("steady", deadline=None)  # a busy machine is no fault of the rule
 settings.load_profile("steady")
 
-words = st.lists(st.sampled_from([*(f"hdim{d}" for d in matrix.HEAD_DIMS), *matrix.DTYPES, "fwd", "split", "bwd", "causal", "full"]), min_size=1)
+words = st.lists(
+    st.sampled_from([*(f"hdim{d}" for d in kernel_set.HEAD_DIMS), *kernel_set.DTYPES, "fwd", "split", "bwd", "causal", "full"]), min_size=1
+)
 
 
 @given(words, words)
 def test_a_choice_holds_the_kernels_that_every_kind_of_word_allows(first: list[str], second: list[str]) -> None:
-    chosen = set(matrix.parse_kernels(",".join(first)))
+    chosen = set(kernel_set.parse_kernels(",".join(first)))
     assert chosen
-    for kernel in matrix.ALL_KERNELS:
+    for kernel in kernel_set.ALL_KERNELS:
         parts = {f"hdim{kernel.head_dim}", kernel.dtype, kernel.kind.value, "causal" if kernel.causal else "full"}
-        kinds = [{f"hdim{d}" for d in matrix.HEAD_DIMS}, set(matrix.DTYPES), {"fwd", "split", "bwd"}, {"causal", "full"}]
+        kinds = [{f"hdim{d}" for d in kernel_set.HEAD_DIMS}, set(kernel_set.DTYPES), {"fwd", "split", "bwd"}, {"causal", "full"}]
         wanted = all(not (kind & set(first)) or parts & kind & set(first) for kind in kinds)
         assert (kernel in chosen) == wanted
-    assert set(matrix.parse_kernels(",".join(first + second))) >= (chosen & set(matrix.parse_kernels(",".join(second))))
+    assert set(kernel_set.parse_kernels(",".join(first + second))) >= (chosen & set(kernel_set.parse_kernels(",".join(second))))
 
 
-@given(st.sets(st.sampled_from(matrix.ALL_KERNELS)))
-def test_masks_name_each_kernel_by_one_bit(kernels: set[matrix.Kernel]) -> None:
+@given(st.sets(st.sampled_from(kernel_set.ALL_KERNELS)))
+def test_masks_name_each_kernel_by_one_bit(kernels: set[kernel_set.Kernel]) -> None:
     values = {name: int(value, 16) for name, value in (m.removeprefix("-DFORK_KERNELS_").split("=") for m in masks(sorted(kernels)))}
     assert sum(value.bit_count() for value in values.values()) == len(kernels)
     assert all(values[k.kind.name] >> k.bit & 1 for k in kernels)
@@ -164,12 +166,12 @@ def test_masks_name_each_kernel_by_one_bit(kernels: set[matrix.Kernel]) -> None:
 @given(st.text())
 def test_a_word_that_is_none_is_an_error_that_lists_them(text: str) -> None:
     try:
-        matrix.parse_kernels(text)
+        kernel_set.parse_kernels(text)
     except ValueError as e:
         assert "hdim64" in str(e)  # noqa: PT017 - either outcome is fine
 
 
 def test_kernel_files_are_named_as_upstream_names_them() -> None:
-    names = {k.source for k in matrix.ALL_KERNELS}
+    names = {k.source for k in kernel_set.ALL_KERNELS}
     assert len(names) == 72
     assert {"flash_fwd_hdim64_fp16_sm80.cu", "flash_fwd_split_hdim256_bf16_causal_sm80.cu", "flash_bwd_hdim32_bf16_sm80.cu"} <= names

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix, move, series
-from scripts.errors import UpstreamError
-from scripts.git import Repository
-from scripts.move import Outcome
-from scripts.releases import Release
+from scripts.base.errors import UpstreamError
+from scripts.base.git import Repository
+from scripts.series import forecast, model, move
+from scripts.series.move import Outcome
+from scripts.source import matrix
+from scripts.source.releases import Release
 from tests.unit.conftest import BASE, GONE, checkout_of, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,14 +26,14 @@ HEADER = ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\ninline i
 Make = Callable[..., Path]
 
 
-def forecast(make_series: Make, tmp_path: Path, new: dict[str, str], *edits: tuple[str, dict[str, str]]) -> list[move.Move]:
-    whole = series.read(make_series(*edits, base=FILES))
+def forecast_of(make_series: Make, tmp_path: Path, new: dict[str, str], *edits: tuple[str, dict[str, str]]) -> list[move.Move]:
+    whole = model.read(make_series(*edits, base=FILES))
     files = {name: text for name, text in (FILES | new).items() if text != GONE}
-    return move.run_forecast(tmp_path / "build", whole, PIN, checkout_of(FILES), Release(NEW, checkout_of(files), "a fixture"))
+    return forecast.run_forecast(tmp_path / "build", whole, PIN, checkout_of(FILES), Release(NEW, checkout_of(files), "a fixture"))
 
 
 def outcome(make_series: Make, tmp_path: Path, new: dict[str, str], *edits: tuple[str, dict[str, str]]) -> tuple[Outcome, str]:
-    (found,) = forecast(make_series, tmp_path, new, *edits)
+    (found,) = forecast_of(make_series, tmp_path, new, *edits)
     assert not list((tmp_path / "build").iterdir())
     return found.outcome, "\n".join(found.evidence)
 
@@ -70,7 +71,7 @@ def test_a_hunk_for_the_first_of_two_identical_blocks_does_not_end_in_the_second
     assert evidence.startswith(twins)
     # That the fixture is such a case: what mail merging makes of it.
     release = Release(NEW, checkout_of(FILES | {twins: without_first}), "a fixture")
-    space = move.workspace(tmp_path / "work", series.read(tmp_path / "patches"), PIN, checkout_of(FILES), release)
+    space = move.workspace(tmp_path / "work", model.read(tmp_path / "patches"), PIN, checkout_of(FILES), release)
     assert space.repository.attempt("am", "-3", str(tmp_path / "patches/0001-Compute-twice.patch"))[0] == 0
     assert "compute_twice" in (space.repository.root / twins).read_text()
 
@@ -84,7 +85,7 @@ def test_a_patch_that_upstream_took_has_landed(make_series: Make, tmp_path: Path
 def test_stacked_patches_that_upstream_took_both_have_landed(make_series: Make, tmp_path: Path) -> None:
     """The second hides the first: only from the last to the first do both reverse-apply."""
     second = ("Change it again", {LIB: EDIT[1][LIB].replace("compute_ten()", "compute_ten(again=True)")})
-    moves = forecast(make_series, tmp_path, second[1], EDIT, second)
+    moves = forecast_of(make_series, tmp_path, second[1], EDIT, second)
     assert [m.outcome for m in moves] == [Outcome.LANDED_IDENTICAL] * 2
 
 
@@ -120,7 +121,7 @@ def test_a_merge_that_leaves_nothing_is_empty_and_is_not_called_landed(make_seri
 
 def test_a_forecast_goes_on_past_a_conflict_for_patches_that_do_not_need_it(make_series: Make, tmp_path: Path) -> None:
     needing = ("Use the tenth value", {LIB: EDIT[1][LIB].replace("value_11 = 11", "value_11 = value_10")})
-    moves = forecast(make_series, tmp_path, {LIB: FILES[LIB].replace("value_10 = 10", "value_10 = 11")}, EDIT, HEADER, needing)
+    moves = forecast_of(make_series, tmp_path, {LIB: FILES[LIB].replace("value_10 = 10", "value_10 = 11")}, EDIT, HEADER, needing)
     assert [m.outcome for m in moves] == [Outcome.CONFLICT, Outcome.CLEAN, Outcome.NOT_TRIED]
     assert moves[2].evidence == ("it needs 0001",)
 
@@ -129,7 +130,7 @@ def test_a_forecast_changes_nothing_here(make_series: Make, tmp_path: Path) -> N
     patches = make_series(EDIT, base=FILES)
     before = {p.name: p.read_bytes() for p in patches.iterdir()}
     release = Release(NEW, checkout_of(BASE | {LIB: "gone\n"}), "a fixture")
-    move.run_forecast(tmp_path / "build", series.read(patches), PIN, checkout_of(FILES), release)
+    forecast.run_forecast(tmp_path / "build", model.read(patches), PIN, checkout_of(FILES), release)
     assert {p.name: p.read_bytes() for p in patches.iterdir()} == before
 
 
@@ -137,7 +138,7 @@ def test_what_a_patch_needs_is_what_it_changes_stands_beside_or_includes(make_se
     using = ("Use the header", {"csrc/flash_attn/src/twins.h": '#include "fork.h"\n' + TWINS})
     beside = ("Change the eleventh value", {LIB: EDIT[1][LIB].replace("value_11 = 11", "value_11 = 12")})
     apart = ("Change the last value", {LIB: beside[1][LIB].replace("value_29 = 29", "value_29 = 30")})
-    whole = series.read(make_series(EDIT, HEADER, using, beside, apart, base=FILES))
+    whole = model.read(make_series(EDIT, HEADER, using, beside, apart, base=FILES))
     space = move.workspace(tmp_path / "work", whole, PIN, checkout_of(FILES), Release(NEW, checkout_of(FILES), "a fixture"))
     graph = move.needs(space.repository, space.commits)
     places = {commit: place for place, commit in enumerate(space.commits, 1)}
@@ -154,16 +155,16 @@ def test_the_same_patch_id_in_upstream_s_history_is_evidence(make_series: Make, 
         repository.run("add", "--all")
         repository.run("commit", "--quiet", "-m", subject)
         commits.append(repository.resolve("HEAD"))
-    whole = series.read(make_series(EDIT, base=FILES))
+    whole = model.read(make_series(EDIT, base=FILES))
     pins = [PIN.model_copy(update={"commit": commits[0]}), NEW.model_copy(update={"commit": commits[2]})]
     release = Release(pins[1], checkout_of(FILES | {LIB: "other\n"}), "a fixture")
-    (found,) = move.run_forecast(tmp_path / "build", whole, pins[0], checkout_of(FILES), release, repository)
+    (found,) = forecast.run_forecast(tmp_path / "build", whole, pins[0], checkout_of(FILES), release, repository)
     assert found.outcome is Outcome.LANDED_IDENTICAL
     assert found.evidence[0].endswith("Take the patch has the same patch-id")
 
 
 def test_a_hostile_configuration_changes_no_forecast(make_series: Make, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     new = {LIB: "one\n" + FILES[LIB].replace("value_20 = 20", "value_20 = 21")}
-    plain = forecast(make_series, tmp_path, new, EDIT, HEADER)
+    plain = forecast_of(make_series, tmp_path, new, EDIT, HEADER)
     request.getfixturevalue("hostile_git")
-    assert forecast(make_series, tmp_path, new, EDIT, HEADER) == plain
+    assert forecast_of(make_series, tmp_path, new, EDIT, HEADER) == plain

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts import affected, changes, files, lint, matrix, series
-from scripts.errors import ActionNeeded, SeriesError, UsageError
-from scripts.git import Repository
-from scripts.rebase import Rebase, Report
-from scripts.releases import Release
+from scripts.base import files
+from scripts.base.errors import ActionNeeded, SeriesError, UsageError
+from scripts.base.git import Repository
+from scripts.series import changes, lint, model, reach
+from scripts.series.rebase import Rebase
+from scripts.series.rebase_state import Report
+from scripts.source import matrix
+from scripts.source.releases import Release
 from tests.unit.conftest import BASE, checkout_of, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +50,7 @@ def repository(make_series: Make, tmp_path: Path) -> Path:
     make_series(*SERIES, base=FILES, folder=root)
     (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     loaded = matrix.load(root / "wheel_matrix.toml")
-    changes.write(root / "CHANGES.md", changes.render(loaded, series.read(root / "patches")))
+    changes.write(root / "CHANGES.md", changes.render(loaded, model.read(root / "patches")))
     (root / ".gitignore").write_text("/build/\n/flag-*\n")
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
     commit_all(root)
@@ -68,7 +71,7 @@ def release(root: Path, new: dict[str, str], version: str = "9.9.9", **pin: str)
 
 def start(root: Path, new: dict[str, str], **pin: str) -> Report:  # version, commit, …
     loaded = matrix.load(root / "wheel_matrix.toml")
-    return Rebase(root, root / "build/rebase").start(loaded, series.read(root / "patches"), checkout_of(FILES), release(root, new, **pin))
+    return Rebase(root, root / "build/rebase").start(loaded, model.read(root / "patches"), checkout_of(FILES), release(root, new, **pin))
 
 
 def resume(root: Path) -> Rebase:
@@ -105,7 +108,7 @@ def test_a_series_that_moves_is_moved_whole(repository: Path) -> None:
     ]
     assert after[after.index('"2.8.3.post1" = "55d5103ed846da8b56e0797acf4bde07dee4b1c7e8907fcfc6699c203030c348"') - 1].startswith('"2.8.3.post2"')
     assert lint.check(repository / "patches") == []
-    changes.check(repository / "CHANGES.md", changes.render(loaded, series.read(repository / "patches")))
+    changes.check(repository / "CHANGES.md", changes.render(loaded, model.read(repository / "patches")))
     assert "release 9.9.9" in (repository / "CHANGES.md").read_text()
     assert not (repository / "build/rebase").exists()
     kept = json.loads((repository / "build/reports/rebase-2.8.3.post1-to-9.9.9.json").read_text())
@@ -114,14 +117,14 @@ def test_a_series_that_moves_is_moved_whole(repository: Path) -> None:
 
 
 def test_the_moved_series_applies_exactly_to_the_new_release(repository: Path) -> None:
-    from scripts import tree
+    from scripts.series import export, tree
 
     new = {LIB: "# new\n" + FILES[LIB]}
     start(repository, new)
     loaded = matrix.load(repository / "wheel_matrix.toml")
-    applied = tree.apply(series.read(repository / "patches"), loaded.upstream, checkout_of(FILES | new), repository / "build/source")
+    applied = tree.apply(model.read(repository / "patches"), loaded.upstream, checkout_of(FILES | new), repository / "build/source")
     assert (applied.root / LIB).read_text().startswith("# new\n")
-    assert tree.export(applied.root, repository / "patches") == tree.Exported((), ())
+    assert export.export(applied.root, repository / "patches") == export.Exported((), ())
 
 
 def test_a_patch_that_moves_without_a_change_keeps_every_byte(repository: Path) -> None:
@@ -211,7 +214,7 @@ def test_skip_records_the_reason(repository: Path) -> None:
     assert [d.reason for d in report.done] == ["upstream computes it now", "", ""]
     listing = (repository / "patches/series").read_text()
     assert "# not since 9.9.9: 0001-Change-the-tenth-value.patch: upstream computes it now" in listing
-    assert [p.subject for p in series.read(repository / "patches").patches] == ["Add a header", "Change the last value"]
+    assert [p.subject for p in model.read(repository / "patches").patches] == ["Add a header", "Change the last value"]
 
 
 def test_files_that_cannot_be_written_at_the_end_are_named_and_written_by_the_next_run(repository: Path) -> None:
@@ -262,7 +265,7 @@ def test_the_same_release_is_refused(repository: Path) -> None:
     with pytest.raises(UsageError, match=r"stands on 2\.8\.3\.post1 already"):
         Rebase(repository, repository / "build/rebase").start(
             matrix.load(repository / "wheel_matrix.toml"),
-            series.read(repository / "patches"),
+            model.read(repository / "patches"),
             checkout_of(FILES),
             Release(known, checkout_of(FILES), ""),
         )
@@ -382,7 +385,7 @@ def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(reposito
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(affected, "kernels", interrupted)
+    monkeypatch.setattr(reach, "kernels", interrupted)
     with pytest.raises(KeyboardInterrupt):
         start(repository, {LIB: "# new\n" + FILES[LIB]})
     path = repository / "wheel_matrix.toml"
@@ -398,7 +401,7 @@ def test_a_patch_may_be_amended_between_two_runs_that_finish(repository: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(affected, "kernels", interrupted)
+        during.setattr(reach, "kernels", interrupted)
         with pytest.raises(KeyboardInterrupt):
             start(repository, {LIB: "# new\n" + FILES[LIB]})
     source = repository / "build/rebase/source"
@@ -407,7 +410,7 @@ def test_a_patch_may_be_amended_between_two_runs_that_finish(repository: Path, m
     git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
     subprocess.run([*git, "commit", "--quiet", "--amend", "-m", message.replace(subject, "Change it otherwise")], check=True)
     resume(repository).proceed()
-    assert series.read(repository / "patches").patches[-1].subject == "Change it otherwise"
+    assert model.read(repository / "patches").patches[-1].subject == "Change it otherwise"
     assert "Change it otherwise" in (repository / "CHANGES.md").read_text()
 
 
@@ -425,7 +428,7 @@ def test_an_abort_that_was_interrupted_can_be_repeated(repository: Path, monkeyp
         write(path, text)
 
     with monkeypatch.context() as during:
-        during.setattr(affected, "kernels", interrupted)
+        during.setattr(reach, "kernels", interrupted)
         with pytest.raises(ActionNeeded):
             start(repository, UPSTREAM)
         with pytest.raises(KeyboardInterrupt):
@@ -457,7 +460,7 @@ def test_abort_takes_back_what_a_rebase_wrote_and_nothing_that_a_person_did(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(affected, "kernels", interrupted)
+        during.setattr(reach, "kernels", interrupted)
         with pytest.raises(KeyboardInterrupt):
             start(repository, {LIB: "# new\n" + FILES[LIB]}, commit="b" * 40)
     assert staged_submodule(repository) == ["b" * 40]
@@ -529,8 +532,9 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
 from tests.unit import test_rebase
-from scripts import files, move, rebase, tree
-from scripts.errors import ActionNeeded
+from scripts.base import files
+from scripts.series import export, move, rebase
+from scripts.base.errors import ActionNeeded
 place, seen = {place}, 0
 def mortal(function):
     def wrapped(*arguments, **named):
@@ -543,7 +547,7 @@ def mortal(function):
         return function(*arguments, **named)
     return wrapped
 move.pick, files.write = mortal(move.pick), mortal(files.write)
-tree.write_folder, rebase.pin.write = mortal(tree.write_folder), mortal(rebase.pin.write)
+export.write_folder, rebase.pin.write = mortal(export.write_folder), mortal(rebase.pin.write)
 repository = Path({repository!r})
 try:
     test_rebase.start(repository, {new!r}) if not test_rebase.resume(repository).under_way else test_rebase.resume(repository).proceed()
@@ -577,7 +581,7 @@ def test_a_rebase_that_is_killed_anywhere_goes_on_and_ends_the_same(repository: 
         start(repository, new)
     loaded = matrix.load(repository / "wheel_matrix.toml")
     assert loaded.upstream.version == "9.9.9"
-    moved = series.read(repository / "patches")
+    moved = model.read(repository / "patches")
     assert [p.subject for p in moved.patches] == [edit[0] for edit in SERIES]
     assert "value_7 = 7" in moved.patches[0].content.decode()
     assert lint.check(repository / "patches") == []
@@ -597,7 +601,7 @@ def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) ->
     (source / ".git/index.lock").touch()
     write_files(source, {"half": "x"})
     assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
-    assert "half" not in "".join(p.content.decode() for p in series.read(repository / "patches").patches)
+    assert "half" not in "".join(p.content.decode() for p in model.read(repository / "patches").patches)
 
 
 def test_going_on_too_early_leaves_the_conflict_as_git_shows_it(repository: Path) -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix, releases, upstream
-from scripts.errors import UpstreamError
-from scripts.git import Repository
-from scripts.releases import find
-from scripts.upstream import Source
+from scripts.base import pip
+from scripts.base.errors import UpstreamError
+from scripts.base.git import Repository
+from scripts.source import matrix, releases, upstream
+from scripts.source.releases import find
+from scripts.source.upstream import Source
 from tests.unit.conftest import HEADER, PackageIndex, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +23,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package index on loopback that lists releases."""
     names = [(f"flash_attn-{v}.tar.gz", f"#sha256={h}" if h else "") for v, h in VERSIONS.items()]
     served = PackageIndex("".join(f'<a href="/files/{name}{anchor}">{name}</a>' for name, anchor in names))
-    monkeypatch.setattr(upstream.PipConfig, "read", classmethod(lambda cls: served.config))
+    monkeypatch.setattr(pip.PipConfig, "read", classmethod(lambda cls: served.config))
     # Fetching is test_upstream's matter.
     monkeypatch.setattr(upstream, "from_sdist", lambda pin, cache, why: upstream.Checkout(Source.SDIST, why, lambda target: None, lambda name: b""))
     yield

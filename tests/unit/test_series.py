@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import changes, matrix, series
-from scripts.errors import SeriesError
+from scripts.base.errors import SeriesError
+from scripts.series import changes, model
+from scripts.source import matrix
 from tests.unit.conftest import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,15 +19,15 @@ Make = Callable[..., Path]
 
 def test_the_digest_follows_base_order_names_and_bytes(make_series: Make) -> None:
     folder = make_series(*TWO)
-    whole = series.read(folder)
+    whole = model.read(folder)
     digests = {
         whole.digest("a"),
         whole.digest("b"),
-        series.Series(folder, whole.patches[::-1]).digest("a"),
-        series.Series(folder, whole.patches[:1]).digest("a"),
+        model.Series(folder, whole.patches[::-1]).digest("a"),
+        model.Series(folder, whole.patches[:1]).digest("a"),
     }
     assert len(digests) == 4
-    assert whole.digest("a") == series.read(folder).digest("a")
+    assert whole.digest("a") == model.read(folder).digest("a")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_malformed_series_is_named_by_file_and_fault(make_series: Make, edit: 
     folder = make_series(*TWO)
     edit(folder)
     with pytest.raises(SeriesError, match=expected):
-        series.read(folder)
+        model.read(folder)
 
 
 def _swap(folder: Path, old: str, new: str) -> None:
@@ -60,7 +61,7 @@ def _swap(folder: Path, old: str, new: str) -> None:
 
 
 def test_changes_tells_each_patch_in_order_and_is_checked(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     text = changes.render(MATRIX, patches)
     assert text.index("## 0001 Change line 20\n\nBecause a test") < text.index("## 0002 Add a header")
     path = tmp_path / "CHANGES.md"
@@ -75,4 +76,4 @@ def test_changes_tells_each_patch_in_order_and_is_checked(make_series: Make, tmp
 
 
 def test_the_repository_s_changes_are_what_its_patches_say() -> None:
-    changes.check(ROOT / "CHANGES.md", changes.render(MATRIX, series.read(ROOT / "patches")))
+    changes.check(ROOT / "CHANGES.md", changes.render(MATRIX, model.read(ROOT / "patches")))

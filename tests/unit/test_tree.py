@@ -16,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts import matrix, series, tree
-from scripts.errors import SeriesError
-from scripts.git import Repository
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
+from scripts.series import export, model, tree
+from scripts.source import matrix
 from tests.unit.conftest import BASE, HEADER, checkout_of, message, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ PIN = MATRIX.upstream
 EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
 TWO = [("Change line 20", {"setup.py": EDIT}), ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})]
 Make = Callable[..., Path]
-NOTHING = tree.Exported((), ())
+NOTHING = export.Exported((), ())
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -35,7 +36,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_applying_gives_one_commit_a_patch_and_always_the_same_id(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     trees = [tree.apply(patches, PIN, checkout_of(BASE), tmp_path / name / "source") for name in ("one", "two")]
     assert trees[0].commit == trees[1].commit
     assert (trees[0].root / "setup.py").read_text() == EDIT
@@ -46,39 +47,39 @@ def test_applying_gives_one_commit_a_patch_and_always_the_same_id(make_series: M
 
 def test_a_hostile_git_configuration_changes_no_byte(make_series: Make, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     patches = make_series(*TWO)
-    plain = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "plain/source")
+    plain = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "plain/source")
     before = content(patches)
     request.getfixturevalue("hostile_git")
-    hostile = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "hostile/work/source")
+    hostile = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "hostile/work/source")
     assert hostile.commit == plain.commit
-    assert tree.export(hostile.root, patches) == NOTHING
+    assert export.export(hostile.root, patches) == NOTHING
     assert content(patches) == before
 
 
 def test_exporting_an_unchanged_tree_changes_no_byte_and_check_agrees(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
     before = content(patches)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
-    assert tree.export(applied.root, patches) == NOTHING
-    assert tree.export(applied.root, patches, check=True) == NOTHING
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    assert export.export(applied.root, patches) == NOTHING
+    assert export.export(applied.root, patches, check=True) == NOTHING
     assert content(patches) == before
 
 
 def test_an_edited_commit_changes_its_patch_alone_and_check_tells(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"csrc/flash_attn/src/fork.h": "#pragma once\n// more\n"})
     repository = Repository(applied.root, SeriesError)
     repository.run("add", "--all")
     repository.run("commit", "--quiet", "--amend", "--no-edit")
     with pytest.raises(SeriesError, match=r"0002-Add-a-header\.patch would change"):
-        tree.export(applied.root, patches, check=True)
-    assert tree.export(applied.root, patches) == tree.Exported(("0002-Add-a-header.patch",), ())
+        export.export(applied.root, patches, check=True)
+    assert export.export(applied.root, patches) == export.Exported(("0002-Add-a-header.patch",), ())
 
 
 def test_a_hunk_that_would_move_is_refused(make_series: Make, tmp_path: Path) -> None:
     """Git am would place it two lines down without a word."""
-    patches = series.read(make_series(TWO[0]))
+    patches = model.read(make_series(TWO[0]))
     moved = BASE | {"setup.py": "new\nnew\n" + BASE["setup.py"]}
     with pytest.raises(SeriesError, match=r"0001-Change-line-20\.patch does not apply exactly:\n.*offset 2 lines"):
         tree.apply(patches, PIN, checkout_of(moved), tmp_path / "source")
@@ -86,7 +87,7 @@ def test_a_hunk_that_would_move_is_refused(make_series: Make, tmp_path: Path) ->
 
 
 def test_a_hunk_that_does_not_fit_is_refused_and_the_finished_tree_stays(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(TWO[0]))
+    patches = model.read(make_series(TWO[0]))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     other = BASE | {"setup.py": BASE["setup.py"].replace("line 20\n", "line XX\n")}
     with pytest.raises(SeriesError, match="does not apply exactly"):
@@ -99,7 +100,7 @@ def test_applying_inside_another_repository_leaves_that_one_alone(make_series: M
     outer = tmp_path / "outer"
     write_files(outer, {"README": "mine\n"})
     subprocess.run(["git", "init", "--quiet", str(outer)], check=True)
-    applied = tree.apply(series.read(make_series(*TWO)), PIN, checkout_of(BASE), outer / "build/source")
+    applied = tree.apply(model.read(make_series(*TWO)), PIN, checkout_of(BASE), outer / "build/source")
     assert (applied.root / "setup.py").read_text() == EDIT
     untouched = subprocess.run(["git", "-C", str(outer), "log"], capture_output=True, text=True, check=False)
     assert "does not have any commits" in untouched.stderr
@@ -115,7 +116,7 @@ def test_a_folder_that_is_no_repository_is_never_written_through(tmp_path: Path)
 
 
 def test_a_finished_tree_is_taken_again_and_a_changed_one_refused(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     before = (applied.root / "setup.py").stat().st_mtime_ns
     assert tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source") == applied
@@ -126,7 +127,7 @@ def test_a_finished_tree_is_taken_again_and_a_changed_one_refused(make_series: M
 
 
 def test_work_committed_on_the_tree_is_not_overwritten(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"mine.h": "work\n"})
     repository = Repository(applied.root, SeriesError)
@@ -141,7 +142,7 @@ def test_work_committed_on_the_tree_is_not_overwritten(make_series: Make, tmp_pa
 def test_export_refuses_a_tree_that_is_not_finished(make_series: Make, tmp_path: Path, state: str) -> None:
     patches = make_series(*TWO)
     before = content(patches)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     repository = Repository(applied.root, SeriesError)
     if state == "dirty":
         (applied.root / "setup.py").write_text("mine\n")
@@ -150,7 +151,7 @@ def test_export_refuses_a_tree_that_is_not_finished(make_series: Make, tmp_path:
     else:
         repository.run("reset", "--quiet", "--hard", applied.base)
     with pytest.raises(SeriesError, match={"dirty": "uncommitted", "rebase": "in the middle", "empty": "no commits"}[state]):
-        tree.export(applied.root, patches)
+        export.export(applied.root, patches)
     assert content(patches) == before
 
 
@@ -163,11 +164,11 @@ def user(root: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True)
 
 
-def change_series(patches: Path) -> series.Series:
+def change_series(patches: Path) -> model.Series:
     """As after a pull: the last patch is gone."""
     (patches / "series").write_text("0001-Change-line-20.patch\n")
     (patches / "0002-Add-a-header.patch").unlink()
-    return series.read(patches)
+    return model.read(patches)
 
 
 def stash(root: Path) -> None:
@@ -201,7 +202,7 @@ def test_a_changed_series_does_not_replace_a_tree_that_holds_work(
     make_series: Make, tmp_path: Path, act: Callable[[Path], None], expected: str
 ) -> None:
     patches = make_series(*TWO)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     act(applied.root)
     changed = change_series(patches)
     with pytest.raises(SeriesError, match=expected):
@@ -210,7 +211,7 @@ def test_a_changed_series_does_not_replace_a_tree_that_holds_work(
 
 
 def test_a_folder_that_is_not_ours_is_not_replaced(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     for name in ("file", "folder"):
         path = tmp_path / name
         path.write_text("mine\n") if name == "file" else write_files(path, {"notes": "mine\n"})
@@ -220,12 +221,12 @@ def test_a_folder_that_is_not_ours_is_not_replaced(make_series: Make, tmp_path: 
 
 
 def test_a_tree_of_an_older_version_of_this_program_is_replaced_when_nothing_is_lost(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     marker = applied.root / ".git/series.json"
     marker.write_text(json.dumps({"format": 1, "digest": "x", "base": applied.base, "commit": applied.commit}))
     with pytest.raises(SeriesError, match="nothing was exported"):
-        tree.export(applied.root, patches.folder)
+        export.export(applied.root, patches.folder)
     stash(applied.root)
     with pytest.raises(SeriesError, match="has stashes"):
         tree.apply(patches, PIN, checkout_of(BASE), applied.root)
@@ -236,7 +237,7 @@ def test_a_tree_of_an_older_version_of_this_program_is_replaced_when_nothing_is_
 
 def test_a_pulled_series_replaces_an_untouched_tree(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     shorter = tree.apply(change_series(patches), PIN, checkout_of(BASE), tmp_path / "source")
     assert shorter.commit == Repository(applied.root, SeriesError).resolve("HEAD") != applied.commit
 
@@ -245,29 +246,29 @@ def test_exported_commits_outlive_a_series_that_was_put_back(make_series: Make, 
     """After export, git checkout in the repository above takes patches/ back; the tree has the only copy then."""
     patches = make_series(*TWO)
     before = content(patches)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     user(applied.root, "tag", "keep-me")
     user(applied.root, "commit", "--quiet", "--amend", "-m", message("Add my header"))
-    tree.export(applied.root, patches)
+    export.export(applied.root, patches)
     exported = Repository(applied.root, SeriesError).resolve("HEAD")
     for path in patches.iterdir():
         path.unlink()
     for name, data in before.items():
         (patches / name).write_bytes(data)
-    tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root)
+    tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root)
     repository = Repository(applied.root, SeriesError)
     kept = repository.run("for-each-ref", "--format=%(refname) %(objectname)", "refs/replaced", writes=False).splitlines()
     assert [line.split()[1] for line in kept if line.split()[0].endswith("/HEAD")] == [exported]
     assert [line for line in kept if "/tags/keep-me" in line]
-    tree.apply(series.read(patches).upto(1), PIN, checkout_of(BASE), applied.root, of=2)
+    tree.apply(model.read(patches).upto(1), PIN, checkout_of(BASE), applied.root, of=2)
     assert exported in repository.run("for-each-ref", "--format=%(objectname)", "refs/replaced", writes=False), "kept from tree to tree"
 
 
 def test_what_was_not_committed_outlives_a_reset(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"setup.py": "mine\n", "new.py": "mine too\n"})
-    tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
+    tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
     repository = Repository(applied.root, SeriesError)
     (kept,) = [
         line for line in repository.run("for-each-ref", "--format=%(refname)", "refs/replaced", writes=False).splitlines() if "uncommitted" in line
@@ -278,7 +279,7 @@ def test_what_was_not_committed_outlives_a_reset(make_series: Make, tmp_path: Pa
 
 
 def test_looking_at_a_series_neither_needs_nor_touches_a_tree_with_work_in_it(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     assert tree.reusable(patches, PIN, tmp_path / "source") is None
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     assert tree.reusable(patches, PIN, applied.root) == applied
@@ -291,18 +292,18 @@ def test_looking_at_a_series_neither_needs_nor_touches_a_tree_with_work_in_it(ma
 def test_a_folder_that_a_killed_write_left_is_swept_by_the_next(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
     (tmp_path / ".patches.fa2-aside-abcd1234").mkdir()
-    tree.write_folder(patches, {"0001-Add-a-header.patch": (patches / "0002-Add-a-header.patch").read_bytes()})
+    export.write_folder(patches, {"0001-Add-a-header.patch": (patches / "0002-Add-a-header.patch").read_bytes()})
     assert not (tmp_path / ".patches.fa2-aside-abcd1234").exists()
 
 
 def test_what_killed_runs_left_beside_a_tree_is_swept(make_series: Make, tmp_path: Path) -> None:
     (tmp_path / ".source.fa2-aside-abcd1234").mkdir()
-    tree.apply(series.read(make_series(*TWO)), PIN, checkout_of(BASE), tmp_path / "source")
+    tree.apply(model.read(make_series(*TWO)), PIN, checkout_of(BASE), tmp_path / "source")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["patches", "source"]
 
 
 def test_a_tree_that_somebody_moved_away_stays(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     for name in ("source.previous", "source.original"):
         tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source").root.rename(tmp_path / name)
     tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
@@ -310,7 +311,7 @@ def test_a_tree_that_somebody_moved_away_stays(make_series: Make, tmp_path: Path
 
 
 def test_stashes_of_a_tree_that_is_replaced_are_kept(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     for text in ("mine\n", "mine too\n"):
         write_files(applied.root, {"setup.py": text})
@@ -322,7 +323,7 @@ def test_stashes_of_a_tree_that_is_replaced_are_kept(make_series: Make, tmp_path
 
 
 def test_commits_of_linked_work_trees_outlive_a_reset(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     user(applied.root, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
     write_files(tmp_path / "linked", {"setup.py": "mine\n"})
@@ -337,7 +338,7 @@ def test_a_tree_that_cannot_be_swapped_stays_and_the_error_says_what_to_do(
     make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As in the lower layer of an overlay, where the kernel gives EXDEV."""
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
 
     class Libc:
@@ -357,7 +358,7 @@ def test_a_tree_that_cannot_be_swapped_stays_and_the_error_says_what_to_do(
 
 
 def test_an_interruption_at_the_end_of_apply_loses_no_commit(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"setup.py": "mine\n"})
     user(applied.root, "commit", "--quiet", "--all", "--message=mine")
@@ -380,7 +381,7 @@ def test_an_interruption_at_the_end_of_apply_loses_no_commit(make_series: Make, 
 
 
 def test_a_file_written_while_it_is_built_from_is_noticed(make_series: Make, tmp_path: Path) -> None:
-    patches = series.read(make_series(*TWO))
+    patches = model.read(make_series(*TWO))
     for _ in range(2):  # made, and taken as it is
         applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
         applied.check_unchanged()
@@ -397,11 +398,11 @@ def test_a_file_written_while_it_is_built_from_is_noticed(make_series: Make, tmp
 
 def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_named(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"setup.py": EDIT.replace("twenty", "XX")})
     user(applied.root, "commit", "--quiet", "--all", "--fixup", "HEAD~1")
     with pytest.raises(SeriesError, match=r"fixup! Change line 20 is not folded .*git rebase -i --autosquash base"):
-        tree.export(applied.root, patches)
+        export.export(applied.root, patches)
     env = {**os.environ, "GIT_SEQUENCE_EDITOR": "true"}
     command = [
         "git",
@@ -418,18 +419,18 @@ def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_nam
         "base",
     ]
     subprocess.run(command, check=True, env=env, capture_output=True)
-    assert tree.export(applied.root, patches).written == ("0001-Change-line-20.patch",)
+    assert export.export(applied.root, patches).written == ("0001-Change-line-20.patch",)
 
 
 def test_export_does_not_undo_a_patch_that_changed_meanwhile(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     user(applied.root, "commit", "--quiet", "--amend", "-m", message("Add a header"))
     path = patches / "0001-Change-line-20.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
     before = content(patches)
     with pytest.raises(SeriesError, match=r"changed since .* was applied from it: 0001-Change-line-20\.patch"):
-        tree.export(applied.root, patches)
+        export.export(applied.root, patches)
     assert content(patches) == before
 
 
@@ -437,7 +438,7 @@ def test_export_does_not_undo_a_patch_that_changed_meanwhile(make_series: Make, 
 def test_the_way_out_that_export_tells_keeps_one_s_commit(make_series: Make, tmp_path: Path, part: bool) -> None:
     """Of a tree whose patches changed meanwhile, and of one that holds a part of the series."""
     patches = make_series(*TWO)
-    whole = series.read(patches)
+    whole = model.read(patches)
     applied = tree.apply(whole.upto(1) if part else whole, PIN, checkout_of(BASE), tmp_path / "source", of=2)
     write_files(applied.root, {"csrc/flash_attn/src/more.h": "// more\n"})
     user(applied.root, "add", "--all")
@@ -446,30 +447,30 @@ def test_the_way_out_that_export_tells_keeps_one_s_commit(make_series: Make, tmp
         path = patches / "0001-Change-line-20.patch"
         path.write_text(path.read_text().replace("Because", "Since"))
     with pytest.raises(SeriesError, match="nox -s apply -- --reset, which keeps your commits, then git -C") as caught:
-        tree.export(applied.root, patches)
-    tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
+        export.export(applied.root, patches)
+    tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
     command = re.search(r"git -C \S+ (cherry-pick [0-9a-f ]+)", str(caught.value))
     assert command is not None
     user(applied.root, *command[1].split())
-    assert tree.export(applied.root, patches).written == ("0003-Add-more.patch", "series")
+    assert export.export(applied.root, patches).written == ("0003-Add-more.patch", "series")
 
 
 def test_after_an_export_the_tree_is_taken_as_it_is(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"csrc/flash_attn/src/more.h": "// more\n"})
     user(applied.root, "add", "--all")
     user(applied.root, "commit", "--quiet", "-m", message("Add more"))
-    assert tree.export(applied.root, patches) == tree.Exported(("0003-Add-more.patch", "series"), ())
+    assert export.export(applied.root, patches) == export.Exported(("0003-Add-more.patch", "series"), ())
     (applied.root / "left").write_text("untracked files of the user stay too\n")
     with pytest.raises(SeriesError, match="left"):
-        tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root)
+        tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root)
     (applied.root / "left").unlink()
-    again = tree.apply(series.read(patches), PIN, checkout_of(BASE), applied.root)
+    again = tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root)
     assert again.commit == Repository(applied.root, SeriesError).resolve("HEAD")
-    elsewhere = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "elsewhere")
+    elsewhere = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "elsewhere")
     assert (again.commit, again.digest, again.sources) == (elsewhere.commit, elsewhere.digest, elsewhere.sources), "whoever made the commit"
-    assert tree.export(applied.root, patches, check=True) == NOTHING
+    assert export.export(applied.root, patches, check=True) == NOTHING
 
 
 def test_a_change_of_the_binding_is_none_of_the_kernels(make_series: Make, tmp_path: Path) -> None:
@@ -481,7 +482,7 @@ def test_a_change_of_the_binding_is_none_of_the_kernels(make_series: Make, tmp_p
     for name, (path, text) in edits.items():
         (tmp_path / name).mkdir()
         patches = make_series(("Change a file", {path: text}), base=base, folder=tmp_path / name)
-        trees[name] = tree.apply(series.read(patches), PIN, checkout_of(base), tmp_path / name / "source")
+        trees[name] = tree.apply(model.read(patches), PIN, checkout_of(base), tmp_path / name / "source")
     assert len({t.sources for t in trees.values()}) == 4
     assert trees["binding"].kernel_sources == trees["none"].kernel_sources
     assert len({t.kernel_sources for t in trees.values()}) == 3
@@ -489,12 +490,12 @@ def test_a_change_of_the_binding_is_none_of_the_kernels(make_series: Make, tmp_p
 
 def test_files_and_comments_of_others_stay(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     write_files(patches, {"README": "mine\n", "notes/a": "mine\n"})
     (patches / "series").write_text("# top\n0001-Change-line-20.patch\n\n# about the header\n0002-Add-a-header.patch  # short\n# end\n")
     user(applied.root, "rebase", "--quiet", "--onto", applied.base, "HEAD~1")
-    done = tree.export(applied.root, patches)
-    assert done == tree.Exported(("0001-Add-a-header.patch", "series"), ("0001-Change-line-20.patch", "0002-Add-a-header.patch"))
+    done = export.export(applied.root, patches)
+    assert done == export.Exported(("0001-Add-a-header.patch", "series"), ("0001-Change-line-20.patch", "0002-Add-a-header.patch"))
     assert (patches / "series").read_text() == "\n# about the header\n0001-Add-a-header.patch  # short\n# end\n"
     assert (patches / "notes/a").read_text() == (patches / "README").read_text() == "mine\n"
 
@@ -523,19 +524,19 @@ def merge(root: Path) -> None:
 def test_a_commit_that_makes_no_patch_is_named(make_series: Make, tmp_path: Path, act: Callable[[Path], None], expected: str) -> None:
     patches = make_series(*TWO)
     before = content(patches)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     act(applied.root)
     with pytest.raises(SeriesError, match=expected):
-        tree.export(applied.root, patches)
+        export.export(applied.root, patches)
     assert content(patches) == before
 
 
 def test_a_part_of_the_series_is_applied_and_not_exported(make_series: Make, tmp_path: Path) -> None:
-    whole = series.read(make_series(*TWO))
+    whole = model.read(make_series(*TWO))
     part = tree.apply(whole.upto(1), PIN, checkout_of(BASE), tmp_path / "source", of=2)
     assert not (part.root / "csrc/flash_attn/src/fork.h").exists()
     with pytest.raises(SeriesError, match="holds the first 1 of 2 patches"):
-        tree.export(part.root, whole.folder)
+        export.export(part.root, whole.folder)
     assert tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source").commit != part.commit
 
 
@@ -549,10 +550,10 @@ def test_a_part_of_the_series_is_applied_and_not_exported(make_series: Make, tmp
 )
 def test_check_tells_content_order_and_stray_files(make_series: Make, tmp_path: Path, edit: Callable[[Path], object], expected: str) -> None:
     patches = make_series(*TWO)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     edit(patches)
     with pytest.raises(SeriesError, match=expected):
-        tree.export(applied.root, patches, check=True)
+        export.export(applied.root, patches, check=True)
 
 
 names = st.sampled_from(["setup.py", "flash_attn/__init__.py", "flash_attn/a.py", "csrc/flash_attn/src/a.h"])
@@ -568,9 +569,9 @@ def test_apply_and_export_are_each_other_s_inverse(make_series: Make, tmp_path: 
     texts = [(s, {n: "\n".join([*ls, f"patch {i}"]) + "\n" for n, ls in files.items()}) for i, (s, files) in enumerate(edits)]
     patches = make_series(*texts, folder=folder)
     before = content(patches)
-    applied = tree.apply(series.read(patches), PIN, checkout_of(BASE), folder / "source")
-    assert tree.export(applied.root, patches) == NOTHING
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), folder / "source")
+    assert export.export(applied.root, patches) == NOTHING
     repository = Repository(applied.root, SeriesError)
-    tree.write_folder(folder / "again", tree.exported_patches(repository, applied.base))
+    export.write_folder(folder / "again", export.exported_patches(repository, applied.base))
     assert content(folder / "again") == before == content(patches)
-    assert tree.apply(series.read(folder / "again"), PIN, checkout_of(BASE), folder / "other").commit == applied.commit
+    assert tree.apply(model.read(folder / "again"), PIN, checkout_of(BASE), folder / "other").commit == applied.commit

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import matrix, upstream
-from scripts.errors import UpstreamError
+from scripts.base import pip
+from scripts.base.errors import UpstreamError
+from scripts.source import matrix, upstream
 from tests.unit.conftest import PackageIndex
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +94,7 @@ def test_a_version_that_the_index_lacks_is_an_error_that_names_it(tmp_path: Path
 
 
 def test_an_index_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
-    config = upstream.PipConfig(False, "http://127.0.0.1:9/simple", (), (), ("127.0.0.1",), None, 2)
+    config = pip.PipConfig(False, "http://127.0.0.1:9/simple", (), (), ("127.0.0.1",), None, 2)
     with pytest.raises(UpstreamError, match=r"flash-attn 2\.8\.3\.post1"):
         upstream.sdist(PIN, tmp_path, config)
 
@@ -111,11 +112,11 @@ def test_pip_s_configuration_is_honoured_environment_over_files() -> None:
             "install.index-url='http://localhost/never'",
         ]
     )
-    config = upstream.PipConfig.read(listing)
-    assert config == upstream.PipConfig(
+    config = pip.PipConfig.read(listing)
+    assert config == pip.PipConfig(
         False, "http://localhost/four", ("http://localhost/two", "http://localhost/three"), ("/wheels",), ("localhost",), None, 180
     )
-    assert upstream.PipConfig.read("").index_url is None
+    assert pip.PipConfig.read("").index_url is None
 
 
 def test_a_pip_that_cannot_tell_its_configuration_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_pip_that_cannot_tell_its_configuration_is_an_error(monkeypatch: pytes
     broken.write_text("[global\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(broken))
     with pytest.raises(UpstreamError, match="pip config list exited with"):
-        upstream.PipConfig.read()
+        pip.PipConfig.read()
 
 
 def test_a_cache_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
@@ -143,10 +144,10 @@ def test_a_pin_without_a_commit_or_without_a_hash_says_so(tmp_path: Path) -> Non
 def test_a_certificate_of_pip_s_configuration_is_used_without_a_warning(tmp_path: Path) -> None:
     """A bundle serves, and a missing one is named (warnings are errors here)."""
     certificates = x509_of(tmp_path)
-    with upstream.PipConfig.read(f"global.cert='{certificates}'").client() as client:
+    with pip.PipConfig.read(f"global.cert='{certificates}'").client() as client:
         assert client is not None
     with pytest.raises(UpstreamError, match=r"absent\.pem"):
-        upstream.sdist(PIN, tmp_path, upstream.PipConfig.read(f"global.cert='{tmp_path / 'absent.pem'}'"))
+        upstream.sdist(PIN, tmp_path, pip.PipConfig.read(f"global.cert='{tmp_path / 'absent.pem'}'"))
 
 
 def x509_of(folder: Path) -> Path:
@@ -171,13 +172,13 @@ def x509_of(folder: Path) -> Path:
 
 def test_no_index_without_links_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UpstreamError, match="no-index"):
-        upstream.sdist(PIN, tmp_path, upstream.PipConfig.read("global.no-index='true'"))
+        upstream.sdist(PIN, tmp_path, pip.PipConfig.read("global.no-index='true'"))
 
 
 def test_no_index_takes_the_links(tmp_path: Path) -> None:
     (tmp_path / "links").mkdir()
     (tmp_path / "links/flash_attn-2.8.3.post1.tar.gz").write_bytes(GOOD)
-    config = upstream.PipConfig.read(f"global.no-index='true'\nglobal.find-links='{tmp_path / 'links'}'")
+    config = pip.PipConfig.read(f"global.no-index='true'\nglobal.find-links='{tmp_path / 'links'}'")
     assert upstream.sdist(pin(GOOD), tmp_path / "cache", config).read_bytes() == GOOD
 
 

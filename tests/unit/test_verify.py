@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import matrix, series, tree, upstream, verify
-from scripts.errors import VerifyError, WheelError
+from scripts.base.errors import VerifyError, WheelError
+from scripts.series import model, tree
+from scripts.source import matrix, upstream
+from scripts.wheels import verify
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +47,7 @@ def commit(root: Path) -> str:
 
 def facts(root: Path, tmp_path: Path) -> verify.Facts:
     """What a wheel built from the repository as it is says of itself."""
-    patches = series.read(root / "patches")
+    patches = model.read(root / "patches")
     applied = tree.apply(patches, matrix.load(root / "wheel_matrix.toml").upstream, checkout_of(BASE), tmp_path / "source")
     told = {"digest": applied.digest, "base": applied.base, "patches": [{"name": p.name, "sha256": p.sha256} for p in patches.patches]}
     return verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {"series": told})

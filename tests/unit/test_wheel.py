@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import wheel
-from scripts.errors import WheelError
-from scripts.process import run
+from scripts.base.errors import WheelError
+from scripts.base.process import run
+from scripts.wheels import wheel
 from tests.unit.test_kernels import toolchain
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts import matrix, workflow
-from scripts.errors import MatrixError
+from scripts.base.errors import MatrixError
+from scripts.source import matrix
+from scripts.wheels import workflow
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")

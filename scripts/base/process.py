@@ -1,0 +1,65 @@
+"""Programs whose output matters only when they fail."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from scripts.base.errors import BuildError
+
+_SHOWN_LINES = 25
+
+
+def quoted(command: Sequence[str | Path]) -> str:
+    """The command as one would type it."""
+    return shlex.join(str(part) for part in command)
+
+
+def last_lines(text: str, count: int = _SHOWN_LINES) -> str:
+    """The end of a program's output, indented."""
+    return "\n".join("    " + line for line in text.strip().splitlines()[-count:])
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    error: type[BuildError],
+    what: str,
+    hint: str = "",
+    log: Path | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
+) -> str:
+    """Run a program and return its standard output.
+
+    Args:
+        command: program and arguments.
+        error: raised when the program fails or cannot be started.
+        what: the step, for the message: "could not install torch".
+        hint: what the user may try.
+        log: where the whole output goes, both streams; the message names it.
+        cwd: working directory.
+        env: variables set over the process's own.
+        without: variables of the process's own that it does not get.
+    """
+    merged = {**{name: value for name, value in os.environ.items() if name not in without}, **(env or {})}
+    try:
+        result = subprocess.run([str(c) for c in command], cwd=cwd, env=merged, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as e:
+        raise error(f"{what}: cannot run {quoted(command)}: {e.strerror}. {hint}".strip()) from e
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"$ {quoted(command)}\n{result.stdout}{result.stderr}", encoding="utf-8")
+    if result.returncode != 0:
+        parts = [f"{what}: {quoted(command)} exited with {result.returncode}.", last_lines(result.stdout + "\n" + result.stderr)]
+        parts += [f"The full log is {log}."] if log else []
+        parts += [hint] if hint else []
+        raise error("\n".join(part for part in parts if part))
+    return result.stdout

@@ -1,0 +1,34 @@
+"""``apply``: the series to upstream in build/source, as commits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from scripts.base import console, layout
+from scripts.commands import arguments
+from scripts.series import clone, model
+from scripts.source import matrix
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = arguments.sub_parser(commands, "apply", "apply the series to upstream in build/source, as commits", "Exact: no fuzz, no offset.")
+    parser.add_argument("--to", metavar="PATCH", help="stop after this patch (a number, a file name, or a part of one)")
+    parser.add_argument(
+        "--reset", action="store_true", help="replace whatever build/source holds (what a tree that apply made had besides stays under refs/replaced)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _count(text: str | None) -> int | None:
+    return None if text is None else model.read(layout.PATCHES).named(text) + 1
+
+
+def _run(options: argparse.Namespace) -> None:
+    patches, applied = clone.apply(matrix.load(layout.MATRIX), options.source, count=_count(options.to), reset=options.reset)
+    if options.json:
+        names = [p.name for p in patches.patches]
+        console.result({"root": str(applied.root), "base": applied.base, "commit": applied.commit, "digest": applied.digest, "patches": names})

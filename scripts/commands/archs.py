@@ -1,0 +1,56 @@
+"""``archs``: check which compute capabilities may share PTX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from scripts.base import console, layout
+from scripts.base.errors import CompileError, UsageError
+from scripts.commands import arguments
+from scripts.lab import shared_ptx
+from scripts.series import clone
+from scripts.source import matrix
+from scripts.wheels import toolchain
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = commands.add_parser(
+        "archs",
+        help="check which compute capabilities may share PTX",
+        description="Compile kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compare the machine code.",
+    )
+    parser.add_argument("--kernels", metavar="SET", type=arguments.kernel_choice, help="as for build (default: the default target's)")
+    parser.add_argument("--arch", metavar="CC,…", type=arguments.architectures, help="machine code for these (default: those of [shared-ptx])")
+    parser.add_argument("--ptx", metavar="CC", choices=matrix.ARCHITECTURES, default="80", help="from the PTX of this one, with --arch (default: 80)")
+    arguments.add_source(parser)
+    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")
+
+
+def _run(options: argparse.Namespace) -> None:
+    loaded = matrix.load(layout.MATRIX)
+    target = loaded.default()
+    asked = {options.ptx: tuple(options.arch)} if options.arch else loaded.shared_ptx
+    if not asked:
+        raise UsageError(f"[shared-ptx] of {loaded.path.name} is empty; name compute capabilities with --arch.")
+    if wrong := [a for base, others in asked.items() for a in others if int(a) <= int(base)]:
+        raise UsageError(f"{', '.join(wrong)}: no later than the PTX that they would be made from (--ptx).")
+    _, applied = clone.apply(loaded, options.source)
+    tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
+    found = shared_ptx.check(applied, tools, options.kernels or target.kernels, asked)
+    table = Table("kernel file", "machine code", "from the PTX of", "kernels", "differ")
+    for c in found:
+        table.add_row(c.file, f"sm_{c.architecture}", f"compute_{c.base}", str(c.kernels), str(len(c.differing)))
+    console.out.print(table)
+    if differing := [c for c in found if c.differing]:
+        first = differing[0]
+        raise CompileError(
+            f"{len(differing)} of {len(found)} differ, first {first.file} for sm_{first.architecture}: {first.differing[0]}. "
+            f"Take {', '.join(sorted({c.architecture for c in differing}))} out of [shared-ptx] in {loaded.path.name}."
+        )
+    console.done(f"{sum(c.kernels for c in found)} kernels: the same machine code from shared PTX as from their own.")

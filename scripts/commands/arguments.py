@@ -1,0 +1,95 @@
+"""Arguments that several commands take: their types, and what is wrong with one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts.source import kernel_set, matrix, upstream
+
+if TYPE_CHECKING:
+    from scripts.source.kernel_set import Kernel
+
+
+class Once(argparse.Action):
+    """An option that may be given once: argparse takes the last of several without a word."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option_string: str | None = None) -> None:
+        """Take the value, or refuse a second one."""
+        seen: set[str] = namespace.__dict__.setdefault("_seen", set())
+        if self.dest in seen:
+            parser.error(f"{option_string} is given twice")
+        seen.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+def positive(text: str) -> int:
+    """A number that an option counts with."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def kernel_choice(text: str) -> tuple[Kernel, ...]:
+    """The kernels that an option names."""
+    try:
+        return kernel_set.parse_kernels(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def pythons(text: str) -> tuple[str, ...]:
+    """The Pythons that an option names, or ``all``."""
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if unknown := [word for word in words if word not in matrix.PYTHONS and words != ("all",)]:
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.PYTHONS)}, or 'all'")
+    return words
+
+
+def architectures(text: str) -> tuple[str, ...]:
+    """The compute capabilities that an option names, in order."""
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in matrix.ARCHITECTURES]:
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.ARCHITECTURES)} (90 is an H100 or H200)")
+    return tuple(sorted(set(words), key=lambda a: (len(a), a)))
+
+
+def folder(text: str) -> Path:
+    """A folder that is there and can be written to, or can be made."""
+    path = Path(text).resolve()
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    if not existing.is_dir():
+        raise argparse.ArgumentTypeError(f"{existing} is a file, not a folder")
+    if not os.access(existing, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{existing} cannot be written to")
+    return path
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """``--source``, of every command that needs upstream."""
+
+    def source(text: str) -> upstream.Source:
+        try:
+            return upstream.Source(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of git, sdist, auto") from None
+
+    parser.add_argument(
+        "--source",
+        type=source,
+        default=upstream.Source.AUTO,
+        metavar="git|sdist|auto",
+        help="where upstream comes from: the submodule, the package index, or (auto, the default) the submodule where it is initialised",
+    )
+
+
+def sub_parser(commands: Any, name: str, text: str, more: str = "", *, needs_source: bool = True) -> argparse.ArgumentParser:
+    """The parser of a command that keeps the series: with ``--json``, and with ``--source`` where it needs upstream."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}".strip())
+    parser.set_defaults(interrupted="interrupted; nothing was changed.")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout; what is read by people goes to stderr")
+    if needs_source:
+        add_source(parser)
+    return parser

@@ -1,0 +1,174 @@
+"""``build``: build wheels into dist/."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from scripts.base import console, layout
+from scripts.base.errors import BuildError, UpstreamError, UsageError
+from scripts.commands import arguments
+from scripts.commands.matrix import list_targets
+from scripts.source import matrix, upstream
+from scripts.wheels import build, kernels, toolchain
+from scripts.wheels.build import BuildOptions, Built, Choice, Job, Place
+
+if TYPE_CHECKING:
+    import argparse
+
+    from scripts.source.kernel_set import Kernel
+
+
+def add(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = commands.add_parser(
+        "build", help="build wheels into dist/", description="Build wheels into dist/. An interrupted build goes on where it stopped."
+    )
+    _add_choice(parser)
+    parser.add_argument(
+        "--jobs", action=arguments.Once, metavar="N", type=arguments.positive, help="compilers at once (default: by cores and memory)"
+    )
+    arguments.add_source(parser)
+    parser.add_argument("--no-cache", action="store_true", help="do without the compile cache")
+    parser.add_argument("--stock", action="store_true", help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)")
+    parser.add_argument(
+        "--kernels-only", action="store_true", help="compile the kernel files and stop; wheels of any torch and Python take them from there"
+    )
+    parser.add_argument("--containers", action="store_true", help="build through cibuildwheel, in a container per target: manylinux wheels")
+    parser.add_argument(
+        "--image", action=arguments.Once, metavar="NAME", help="with --containers: the image (default: [images] of wheel_matrix.toml)"
+    )
+    parser.add_argument(
+        "--out", action=arguments.Once, metavar="DIR", type=arguments.folder, default=layout.DIST, help="where wheels go (default: dist/)"
+    )
+    parser.add_argument(
+        "--check-reproducible", action="store_true", help="build each once more, from nothing and elsewhere, and compare byte for byte"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
+    parser.set_defaults(run=_run, interrupted="interrupted. What was finished is kept: the same command goes on from there.")
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    """Options that say which wheels."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--target",
+        action=arguments.Once,
+        metavar="NAME",
+        help="the target to build, or a glob such as 'cu130-*' (default: the one marked in wheel_matrix.toml)",
+    )
+    which.add_argument("--all", action="store_true", help="build every target")
+    which.add_argument("--list", action="store_true", help="list the targets and stop")
+    parser.add_argument(
+        "--python",
+        action=arguments.Once,
+        metavar="X.Y,…",
+        type=arguments.pythons,
+        help="the Pythons to build for, or 'all' of a target's (default: the one running this)",
+    )
+    parser.add_argument(
+        "--kernels",
+        action=arguments.Once,
+        metavar="SET",
+        type=arguments.kernel_choice,
+        help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full; 'no-bias' leaves attn_mask and attn_bias out (default: the target's)",
+    )
+    parser.add_argument(
+        "--arch",
+        action=arguments.Once,
+        metavar="CC,…",
+        type=arguments.architectures,
+        help="compute capabilities, such as 80,90 (default: the target's)",
+    )
+
+
+def _run(options: argparse.Namespace) -> None:
+    loaded = matrix.load(layout.MATRIX)
+    if options.list:
+        list_targets(loaded)
+        return
+    jobs = build.chosen(loaded, Choice(options.target, options.all, options.python or (), options.kernels or (), options.arch or ()))
+    _check(loaded, jobs, options)
+    if options.dry_run or len(jobs) > 1:
+        _plan(loaded, jobs, stock=options.stock, inside=options.containers)
+    if options.dry_run:
+        for name in sorted({k.source for job in jobs for k in job.kernels}):
+            console.note(name)
+        return
+    free = shutil.disk_usage(layout.ROOT).free
+    if free < 8e9:
+        console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 8 GB, most of it for torch.")
+    how = BuildOptions(options.source, options.jobs, options.stock)
+    place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
+    if options.kernels_only:
+        for job in {(j.target.cuda, j.target.toolkit, j.kernels, j.architectures): j for j in jobs}.values():
+            build.kernels_only(loaded, job, how, place)
+        return
+    if options.containers:
+        failed = build.in_containers(loaded, jobs, how, place, options.image)
+    else:
+        results = build.build_all(loaded, jobs, how, place, check_reproducible=options.check_reproducible)
+        if len(jobs) > 1:
+            _summary(jobs, results)
+        failed = [result for result in results if isinstance(result, BuildError)]
+    if failed:
+        raise SystemExit(failed[0].exit_code)
+    if not (options.stock or options.containers):
+        console.note("next: nox -s verify, on a machine with a GPU")
+
+
+def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
+    """Options that do not go together."""
+    if options.source is upstream.Source.GIT and (unusable := upstream.submodule_state(loaded.upstream, layout.UPSTREAM)):
+        raise UpstreamError(f"--source git: {unusable}.")
+    if options.stock and len(jobs) > 1:
+        raise UsageError("--stock makes one file whatever the target; choose one target and one Python.")
+    if options.containers and (options.stock or options.check_reproducible or options.kernels_only or options.source is upstream.Source.GIT):
+        raise UsageError("--containers makes wheels from the sdist; leave out --stock, --check-reproducible, --kernels-only and --source git.")
+    if options.image and not options.containers:
+        raise UsageError("--image is for --containers.")
+    if options.kernels_only and (options.stock or options.check_reproducible):
+        raise UsageError("--kernels-only makes no wheel; leave out --stock and --check-reproducible.")
+
+
+def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
+    """Say what builds will take, before the first, in containers (``inside``) or here. Kernels serve every Python and torch of one toolkit."""
+    table = Table("target", "Python", "makes", "kernel files", "there by then", "to compile", "arch", "CPU time, nothing cached")
+    seen: dict[tuple[str, tuple[str, ...]], set[Kernel]] = {}
+    for job in jobs:
+        key = (job.target.cuda, job.architectures)
+        there = set() if stock else seen.get(key, set()) | build.made(loaded, job)
+        fresh = set(job.kernels) - there
+        seen[key] = there | fresh
+        compiles = f"{len(fresh)} and the binding" if fresh else "the binding"
+        if not inside and toolchain.out_of_reach(job.target):
+            compiles += f"; needs CUDA {job.target.cuda} or --containers"
+        seconds = sum(kernels.seconds_expected(k, job.architectures, loaded.shared_ptx) for k in fresh)
+        table.add_row(
+            job.target.name,
+            job.python,
+            kernels.STOCK.extension if stock else f"flash_attn {loaded.version(job.target)}",
+            str(len(job.kernels)),
+            str(len(job.kernels) - len(fresh)),
+            compiles,
+            ", ".join(job.architectures),
+            console.duration(seconds + 40),
+        )
+    console.out.print(table)
+
+
+def _summary(jobs: list[Job], results: list[Built | BuildError]) -> None:
+    table = Table("target", "Python", "wheel", "MB", "sha256", "seconds", "compiled, of which cached")
+    for job, result in zip(jobs, results, strict=True):
+        if isinstance(result, BuildError):
+            table.add_row(job.target.name, job.python, "failed: " + str(result).splitlines()[0], "", "", "", "")
+            continue
+        done = result.compiled
+        lookups = done.cache_hits + done.cache_misses
+        cached = f"{done.built}, {100 * done.cache_hits // lookups} %" if lookups else str(done.built)
+        table.add_row(
+            job.target.name, job.python, result.path.name, f"{result.size / 1e6:.1f}", result.sha256[:16] + "…", f"{result.seconds:.0f}", cached
+        )
+    console.out.print(table)

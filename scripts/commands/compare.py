@@ -1,0 +1,75 @@
+"""``compare``: say what patches do to kernels' machine code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from scripts.base import console, layout
+from scripts.base.errors import UsageError
+from scripts.commands import arguments
+from scripts.lab import compare
+from scripts.lab.compare import KINDS, Difference
+from scripts.series import model
+from scripts.source import kernel_set, matrix
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = commands.add_parser(
+        "compare",
+        help="say what patches do to kernels' machine code",
+        description="Compile kernel files with the series up to a patch and up to the one before it, and compare each kernel's machine code: "
+        "which are the same byte for byte, which changed, are gone or new; their instructions, registers and local memory.",
+    )
+    parser.add_argument("--patch", metavar="PATCH", help="a number, or a part of its name (default: the last)")
+    parser.add_argument("--through", metavar="PATCH", help="the last of several, which --patch begins")
+    parser.add_argument(
+        "--kernels",
+        metavar="SET",
+        type=arguments.kernel_choice,
+        default=kernel_set.parse_kernels(compare.KERNELS),
+        help=f"which kernel files (default: {compare.KERNELS}; see nox -s build -- --help)",
+    )
+    parser.add_argument("--arch", metavar="CC", choices=matrix.ARCHITECTURES, default="90", help="machine code for this one (default: 90)")
+    parser.add_argument("--jobs", metavar="N", type=arguments.positive, help="compilers at once (default: by cores and memory)")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    arguments.add_source(parser)
+    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")
+
+
+def _run(options: argparse.Namespace) -> None:
+    loaded, whole = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
+    first = whole.named(options.patch) if options.patch else len(whole.patches) - 1
+    last = whole.named(options.through) if options.through else first
+    if last < first:
+        raise UsageError(f"--through {options.through}: that patch comes before {whole.patches[first].name}.")
+    if fault := matrix.too_early(loaded.default().cuda, (options.arch,)):
+        raise UsageError(f"--arch: {fault}.")
+    found = compare.differences(loaded, first, last, compare.Request(options.kernels, options.arch, options.source, options.jobs))
+    if options.json:
+        facts = [{"file": d.file} | {kind: [_json(d, name) for name in d.names(kind)] for kind in KINDS} for d in found]
+        console.result({"patches": [p.name for p in whole.patches[first : last + 1]], "architecture": options.arch, "files": facts})
+    _show(found)
+
+
+def _json(difference: Difference, name: str) -> dict[str, Any]:
+    both = {"before": difference.before.get(name), "after": difference.after.get(name)}
+    return {"name": name, "spelled": compare.spell(name)} | {when: code.figures() for when, code in both.items() if code}
+
+
+def _show(found: list[Difference]) -> None:
+    table = Table("kernel file", *KINDS, "instructions before", "after")
+    for d in found:
+        totals = [sum(code.instructions for code in half.values()) for half in (d.before, d.after)]
+        table.add_row(d.file, *(str(len(d.names(kind))) for kind in KINDS), *(str(total) for total in totals))
+    for d in found:
+        for kind in KINDS[1:]:
+            for name in d.names(kind):
+                told = " → ".join(str(half[name]) for half in (d.before, d.after) if name in half)
+                console.note(f"{d.file}, {kind}: {compare.spell(name)}: {told}")
+    console.out.print(table)

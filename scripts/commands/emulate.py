@@ -1,0 +1,40 @@
+"""``emulate``: try the kernels without a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from scripts.base import layout
+from scripts.commands import arguments
+from scripts.lab import emulator
+from scripts.source import matrix
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = commands.add_parser(
+        "emulate",
+        help="try the kernels without a GPU",
+        description="Run the kernels' PTX on the CPU, behind the real binding, against tests/emulator. Finds faults; proves nothing of a wheel.",
+    )
+    parser.add_argument(
+        "--kernels", metavar="SET", type=arguments.kernel_choice, default=emulator.KERNELS, help=f"as for build (default: {emulator.KERNELS})"
+    )
+    parser.add_argument(
+        "--arch", metavar="CC", choices=matrix.ARCHITECTURES, default="90", help="the GPU's compute capability, such as 89 (default: 90)"
+    )
+    parser.add_argument("--python", metavar="X.Y", help="the Python to run under (default: the one running this)")
+    parser.add_argument(
+        "--jobs", metavar="N", type=arguments.positive, help="compilers, then processes of tests, at once (default: by cores and memory)"
+    )
+    arguments.add_source(parser)
+    parser.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest")
+    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")
+
+
+def _run(options: argparse.Namespace) -> None:
+    asked = emulator.Emulation(options.kernels, options.arch, options.python, options.source, options.jobs, tuple(options.pytest))
+    emulator.emulate(matrix.load(layout.MATRIX), asked)

@@ -1,0 +1,67 @@
+"""``forecast``: what becomes of each patch on other releases of upstream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from scripts.base import console, layout
+from scripts.base.errors import UpstreamError, UsageError
+from scripts.base.git import Repository
+from scripts.commands import arguments
+from scripts.series import forecast, model, move
+from scripts.source import matrix, releases, upstream
+
+if TYPE_CHECKING:
+    import argparse
+
+    from scripts.series.move import Move
+
+
+def add(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    outcomes = "Changes nothing. Outcomes: " + ", ".join(move.Outcome) + "."
+    parser = arguments.sub_parser(commands, "forecast", "say what becomes of each patch on other releases of upstream", outcomes)
+    parser.add_argument(
+        "versions", metavar="VERSION", nargs="*", help="a release, tag, commit or 'latest' (default: [releases] of wheel_matrix.toml)"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table (not with --json)")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.markdown and options.json:
+        raise UsageError("--markdown and --json: choose one.")
+    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
+    checkout = upstream.pinned(loaded.upstream, options.source)
+    asked = options.versions or list(loaded.releases)
+    git = Repository(layout.UPSTREAM, UpstreamError)
+    has_git = git.is_top_level()
+    found: dict[str, list[Move]] = {}
+    to_try = [releases.find(loaded, name, layout.UPSTREAM, layout.cache("sdist"), options.source) for name in asked]
+    for release in {r.name: r for r in to_try}.values():  # 'latest' may be one that was named
+        console.step(f"Forecast for {release.name} ({release.how})")
+        found[release.name] = forecast.run_forecast(layout.BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None)
+    if options.json:
+        as_data = {n: [{"patch": m.patch, "outcome": m.outcome.value, "evidence": m.evidence} for m in moves] for n, moves in found.items()}
+        console.result({"from": loaded.upstream.version, "releases": as_data})
+    elif options.markdown:
+        console.out.print(_markdown(patches, found), markup=False)
+    else:
+        table = Table("patch", *found)
+        for i, p in enumerate(patches.patches):
+            table.add_row(f"{p.number} {p.subject}", *(moves[i].outcome.value for moves in found.values()))
+        console.out.print(table)
+        for name, moves in found.items():
+            for m in moves:
+                for line in m.evidence:
+                    console.note(f"{name}, {m.patch.partition('-')[0]}: {line}")
+
+
+def _markdown(patches: model.Series, found: dict[str, list[Move]]) -> str:
+    lines = ["| patch | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
+    for i, p in enumerate(patches.patches):
+        cells = [moves[i].outcome.value + "".join(f"<br>{line}" for line in moves[i].evidence) for moves in found.values()]
+        lines.append(f"| {p.number} {p.subject} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

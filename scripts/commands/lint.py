@@ -1,0 +1,31 @@
+"""``lint``: whether the patches are well-formed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts.base import console, layout
+from scripts.base.errors import SeriesError
+from scripts.commands import arguments
+from scripts.series import lint
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = arguments.sub_parser(commands, "lint", "check headers, trailers, series file, paths and whitespace of the patches", needs_source=False)
+    parser.add_argument("patches", metavar="FOLDER", nargs="?", type=Path, default=layout.PATCHES, help="default: patches/")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    problems = lint.check(options.patches.resolve())
+    if options.json:
+        console.result([{"path": str(p.path), "line": p.line, "text": p.text} for p in problems])
+    if problems:
+        listed = "\n".join(str(p).removeprefix(f"{layout.ROOT}/") for p in problems)
+        raise SeriesError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the series:\n{listed}")
+    console.done("The series is well-formed.")

@@ -1,0 +1,108 @@
+"""``patches``: what each patch is for and needs; of one, what it touches and reaches."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from scripts.base import console, layout
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
+from scripts.commands import arguments
+from scripts.series import clone, move, reach
+from scripts.source import kernel_set, matrix
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = arguments.sub_parser(commands, "patches", "list the patches: what each is for, touches and guards, and which others it needs")
+    parser.add_argument(
+        "patch",
+        metavar="PATCH",
+        nargs="?",
+        help="of this one: which lines of upstream's it touches, which kernel files and wheels it reaches, which tests",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.patch:
+        _reach(options)
+        return
+    with clone.view(options.source) as (patches, applied):
+        repository = Repository(applied.root, SeriesError)
+        commits = repository.commits(applied.base, applied.commit)
+        names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
+        graph = {names[c]: sorted(names[n] for n in needed) for c, needed in move.needs(repository, commits).items()}
+    if options.json:
+        console.result(
+            {
+                "digest": applied.digest,
+                "base": applied.base,
+                "patches": [
+                    {
+                        "name": p.name,
+                        "subject": p.subject,
+                        "feature": p.feature,
+                        "upstream_status": p.upstream_status,
+                        "guards": p.guards,
+                        "needs": graph[p.number],
+                        "files": [asdict(f) for f in p.files],
+                    }
+                    for p in patches.patches
+                ],
+            }
+        )
+        return
+    table = Table("patch", "feature", "Upstream-Status", "files", "+", "−", "needs", "guards", show_lines=True)
+    for p in patches.patches:
+        files = "\n".join(f"{f.path}{' (new)' if f.is_new else ''}" for f in p.files)
+        added, removed = sum(f.added for f in p.files), sum(f.removed for f in p.files)
+        table.add_row(
+            f"{p.number} {p.subject}",
+            p.feature,
+            p.upstream_status,
+            files,
+            str(added),
+            str(removed),
+            ", ".join(graph[p.number]) or "–",
+            "\n".join(p.guards),
+        )
+    console.out.print(table)
+    console.note(f"digest {applied.digest}, base {applied.base}")
+
+
+def _reach(options: argparse.Namespace) -> None:
+    """Of one patch: what it touches, and what comes out otherwise with it."""
+    loaded = matrix.load(layout.MATRIX)
+    with clone.view(options.source) as (patches, applied):
+        place = patches.named(options.patch)
+        patch = patches.patches[place]
+        repository = Repository(applied.root, SeriesError)
+        commit = repository.commits(applied.base, applied.commit)[place]
+        found = reach.reach(repository, applied.base, commit, patch, layout.ROOT)
+    words = ",".join(kernel_set.spell_kernels(found.kernels)) if found.kernels else ""
+    by_target = {target.name: [k.name for k in target.kernels if k in found.kernels] for target in loaded.targets}
+    if options.json:
+        console.result(
+            {"patch": patch.name, **asdict(found), "kernels": [k.name for k in found.kernels], "kernel_words": words, "targets": by_target}
+        )
+        return
+    table = Table("what", f"{patch.number} {patch.subject}", show_lines=True)
+    table.add_row(f"upstream {loaded.upstream.version}", "\n".join(found.upstream) or "none of its lines")
+    table.add_row("files of ours", "\n".join(found.own) or "–")
+    count = f"{len(found.kernels)} of {len(kernel_set.ALL_KERNELS)}"
+    table.add_row(
+        "kernel files", f"{count}, by what they include (--kernels {words}); nox -s compare tells which kernels" if words else f"{count} include it"
+    )
+    compiled = [f"{name}: {len(names)} kernel files" for name, names in by_target.items() if names]
+    table.add_row(
+        "wheels", "\n".join(compiled or [f"all {len(by_target)} targets, their binding or Python files alone" if found.binding else "none"])
+    )
+    table.add_row("tests", "\n".join(found.tests) or "none named by its guards or message")
+    console.out.print(table)

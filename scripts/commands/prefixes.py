@@ -1,0 +1,55 @@
+"""``each`` and ``bisect``: run a command on upstream and after patches."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from scripts.base import console, layout
+from scripts.base.errors import SeriesError
+from scripts.commands import arguments
+from scripts.series import clone, prefixes
+
+
+def add(commands: Any) -> None:
+    """The two sub-parsers; each sets ``run``."""
+    for name, run, text in (
+        ("each", _each, "run a command on upstream and after every patch"),
+        ("bisect", _bisect, "find the first patch with which a command fails"),
+    ):
+        parser = arguments.sub_parser(
+            commands, name, text, "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: cannot be tested."
+        )
+        parser.add_argument("--run", dest="run_command", metavar="CMD", type=_command, required=True, help="a shell command")
+        parser.set_defaults(run=run)
+
+
+def _command(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return text
+
+
+def _each(options: argparse.Namespace) -> None:
+    with clone.view(options.source) as (patches, applied):
+        runs = prefixes.each(patches, applied, options.run_command, layout.BUILD / "tmp")
+    if options.json:
+        console.result([asdict(r) for r in runs])
+    if failed := next((r for r in runs if not r.passed and r.status != prefixes.UNTESTABLE), None):
+        what = "upstream itself, without any patch" if failed is runs[0] else failed.patch
+        raise SeriesError(f"it fails on {what} (status {failed.status}).")
+    if untested := [r.patch for r in runs if not r.passed]:
+        raise SeriesError(f"it could not be tested (125) on {', '.join(untested)}; it passes on the other {len(runs) - len(untested)}.")
+    console.done(f"It passes on upstream and after every one of the {len(patches.patches)} patches.")
+
+
+def _bisect(options: argparse.Namespace) -> None:
+    with clone.view(options.source) as (patches, applied):
+        first, runs = prefixes.bisect(patches, applied, options.run_command, layout.BUILD / "tmp")
+    if options.json:
+        console.result({"first_failing": first, "runs": [asdict(r) for r in runs]})
+    if first is None:
+        console.done("It passes on the whole series; nothing to look for.")
+    else:
+        raise SeriesError(f"{first} is the first patch with which it fails.")

@@ -1,0 +1,49 @@
+"""``verify``: prove wheels on this machine's GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts.base import console, layout
+from scripts.base.errors import BuildError, NotVerified
+from scripts.source import matrix, upstream
+from scripts.wheels import verify
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(commands: Any) -> None:
+    """The sub-parser; it sets ``run``."""
+    parser = commands.add_parser(
+        "verify",
+        help="prove wheels",
+        description="Prove wheels on the GPU of this machine; the proof is written beside each. Without a GPU it ends with 'not verified': exit status 3 of python -m scripts verify, 1 of nox as of any failure.",
+    )
+    parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
+    parser.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest; no proof is kept then")
+    parser.add_argument(
+        "--write-upstream-tests", metavar="FILE", type=Path, help="write upstream's own tests there, for a GPU host without a network, and stop"
+    )
+    parser.set_defaults(run=_run, interrupted="interrupted; no proof was written.")
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.write_upstream_tests is not None:
+        verify.write_upstream_tests(upstream.pinned(matrix.load(layout.MATRIX).upstream, upstream.Source.AUTO), options.write_upstream_tests)
+        console.done(f"{options.write_upstream_tests} written.")
+        return
+    waiting: BuildError | None = None
+    for path in options.wheels or verify.wheels_in(layout.DIST):
+        try:
+            origin = verify.check_series(verify.facts_of(path), layout.ROOT, layout.cache("sdist"))
+            console.note(f"{path.name}: its series is that of {origin.where}")
+            verify.verify(path, origin.checkout, layout.ROOT / "tests/wheel", layout.BUILD, options.pytest)
+        except BuildError as e:
+            console.error(str(e))
+            # A failure outweighs a wheel that could not be proved.
+            if waiting is None or (isinstance(waiting, NotVerified) and not isinstance(e, NotVerified)):
+                waiting = e
+    if waiting is not None:
+        raise SystemExit(waiting.exit_code)

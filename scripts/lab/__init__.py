@@ -1,0 +1,1 @@
+"""What no build needs: measure kernels, the build and the series; compare machine code; emulate."""

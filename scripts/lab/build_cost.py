@@ -1,0 +1,263 @@
+"""Measure what the build system saves, beside upstream's own ``setup.py`` on the same machine and the same kernel files.
+
+CPU seconds are those of the processes that ninja started, without a compile cache. A kernel file is compiled by both
+sides, one right after the other: a machine that is slower for a while is slower for both. Upstream's ``setup.py``
+compiles all kernel files or none; it writes its commands for ninja, of which those for the chosen files are run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.base import console, layout
+from scripts.base.errors import CompileError
+from scripts.base.git import Repository
+from scripts.base.process import last_lines
+from scripts.lab import metering
+from scripts.series import clone, tree
+from scripts.source import matrix, upstream
+from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+KERNELS = "hdim64,fp16"  # of each pass a file, causal and not
+_WHEELS = 16  # of a matrix of four torches and four Pythons
+ARCHITECTURES = ("80", "90", "100", "120")  # that upstream's setup.py can be asked for
+_THEIRS = 1.7  # how much longer upstream's files take, for the time left
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a step took."""
+
+    cpu_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two builds: CPU seconds of its kernel files and its binding, and what they make, stripped and deflated as in a wheel."""
+
+    kernels: dict[str, float]
+    binding: float
+    deflated_bytes: int
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of all kernel files."""
+        return sum(self.kernels.values())
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure beside its goal."""
+
+    what: str
+    ours: str
+    upstream: str
+    value: float
+    goal: float
+    unit: str
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is."""
+        return self.value <= self.goal
+
+
+@contextmanager
+def _spending(into: list[Spent]) -> Iterator[None]:
+    """Append what the block's child processes took."""
+
+    def cpu() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before, started = cpu(), time.monotonic()
+    yield
+    into.append(Spent(cpu() - before, time.monotonic() - started))
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What this build system's side took.
+
+    Attributes:
+        side: what upstream's is held against.
+        without_bias: CPU seconds of the same kernel files without attn_mask and attn_bias; None where that was the choice.
+        further: one more wheel from the same kernel objects.
+        again: a build with nothing changed.
+        recompiled: kernel files that a change of ``flash_api.cpp`` compiles again.
+        share: of the kernel files, those that the further wheel compiled again.
+    """
+
+    side: Side
+    without_bias: dict[str, float] | None
+    further: Spent
+    again: Spent
+    recompiled: int
+    share: float
+
+
+def lines(taken: Ours, theirs: Side) -> list[Line]:
+    """The figures, each beside its goal: ratios to upstream's side or to ours without masks and biases, and seconds."""
+    ours, share = taken.side, taken.share
+    one, other = ours.cpu_seconds, theirs.cpu_seconds
+    without = sum(taken.without_bias.values()) if taken.without_bias else 0
+    bindings = tuple(_WHEELS * side.binding for side in (ours, theirs))
+    return [
+        Line("nvcc, these kernel files", f"{one:.0f} CPU s", f"{other:.0f} CPU s", one / other, 0.6, "×"),
+        Line(
+            f"nvcc, {_WHEELS} wheels of one CUDA (and g++)",
+            f"{one * (1 + (_WHEELS - 1) * share):.0f} (and {bindings[0]:.0f}) CPU s",
+            f"{_WHEELS * other:.0f} (and {bindings[1]:.0f}) CPU s",
+            1 + (_WHEELS - 1) * share,
+            1.1,
+            "× one's",
+        ),
+        *([Line("nvcc, for masks and biases", f"{one:.0f} CPU s, {without:.0f} without", "", one / without, 1.25, "×")] if without else []),
+        Line("a further torch or Python, installed", f"{taken.further.seconds:.0f} s", "", taken.further.seconds, 90, "s"),
+        Line("nothing changed", f"{taken.again.seconds:.1f} s", "", taken.again.seconds, 5, "s"),
+        Line("flash_api.cpp changed: kernel files compiled", str(taken.recompiled), "", taken.recompiled, 0, ""),
+        Line(
+            "extension, deflated",
+            f"{ours.deflated_bytes / 1e6:.2f} MB",
+            f"{theirs.deflated_bytes / 1e6:.2f} MB",
+            ours.deflated_bytes / theirs.deflated_bytes,
+            0.8,
+            "×",
+        ),
+    ]
+
+
+def _deflated(extension: Path) -> int:
+    return len(zlib.compress(extension.read_bytes()))
+
+
+def _recompiled(plan: kernels.Plan) -> int:
+    """How many kernel files would be compiled again after a change of ``flash_api.cpp``, made as a commit and taken back."""
+    root = plan.tree.root
+    repository = Repository(root, CompileError)
+    before = repository.resolve("HEAD")
+    try:
+        with (root / "csrc/flash_attn/flash_api.cpp").open("a", encoding="utf-8") as file:
+            file.write("// a change\n")
+        repository.run("commit", "--quiet", "--all", "--message", "A change of the binding")
+        sources, kernel_sources = tree.sources(repository)
+        changed = replace(plan, tree=replace(plan.tree, sources=sources, kernel_sources=kernel_sources))
+        if kernels.binding_unit(changed).target.exists():
+            raise CompileError("a change of flash_api.cpp is not seen: the binding's object is taken for another's.")
+        return sum(not unit.target.exists() for unit in kernels.kernel_units(changed))
+    finally:
+        repository.run("reset", "--quiet", "--hard", before)
+
+
+def _libraries(env: torch_environment.Environment) -> dict[str, str]:
+    """The variable that shows compilers the headers of CUDA's libraries, which a bare toolkit lacks."""
+    return {"CPATH": os.pathsep.join(str(folder / "include") for folder in env.cuda)}
+
+
+def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
+    """Have upstream's ``setup.py`` write its ninja file, and keep it from running it; the file."""
+    env = plan.toolchain.environment
+    with tempfile.TemporaryDirectory() as name:
+        stand_in = Path(name) / "ninja"
+        stand_in.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {plan.toolchain.ninja} --version\nexit 1\n', encoding="utf-8")
+        stand_in.chmod(0o755)
+        settings = {
+            "PATH": f"{name}{os.pathsep}{os.environ['PATH']}",
+            "CUDA_HOME": str(plan.toolchain.toolkit.nvcc.parent.parent),
+            **_libraries(env),
+            "FLASH_ATTENTION_FORCE_BUILD": "TRUE",
+            "FLASH_ATTN_CUDA_ARCHS": ";".join(plan.architectures),
+            "NVCC_THREADS": "1",
+            "MAX_JOBS": "1",
+        }
+        command = [str(env.python), "setup.py", "build_ext"]
+        done = subprocess.run(
+            command, cwd=source, env={**kernels.environment(), **settings}, capture_output=True, text=True, errors="replace", check=False
+        )
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(done.stdout + done.stderr, encoding="utf-8")
+    found = sorted(source.glob("build/temp.*/build.ninja"))
+    if not found:
+        raise CompileError(f"upstream's setup.py wrote no ninja file:\n{last_lines(done.stderr)}\nThe full log is {log}.")
+    return found[0]
+
+
+def _upstreams(
+    plan: kernels.Plan, units: Sequence[kernels.Unit], checkout: upstream.Checkout, source: Path
+) -> tuple[list[metering.Compile], metering.Compile]:
+    """Upstream's compiles of the same kernel files, in their order, and of its binding."""
+    there = sorted(source.glob("build/temp.*/build.ninja"))
+    if not there:
+        console.step("Upstream's setup.py")
+        upstream.materialise(checkout, source)
+    file = there[0] if there else _setup(source, plan, plan.build / "logs" / "setup.log")
+    objects = re.findall(r"^build (\S+\.o):", file.read_text(encoding="utf-8"), re.MULTILINE)
+    by_stem = {Path(name).stem: Path(name) for name in objects}
+    wanted = [Path(unit.source).stem for unit in units]
+    if missing := [stem for stem in (*wanted, "flash_api") if stem not in by_stem]:
+        raise CompileError(f"upstream's setup.py would not make {', '.join(missing)}; see {file}.")
+    console.note(f"upstream's setup.py: {len(wanted)} of its {len(objects)} files, and the binding")
+    targets = [by_stem[stem] for stem in (*wanted, "flash_api")]
+    seconds = [_THEIRS * unit.seconds for unit in units] + [40.0]
+    *compiles, binding = (
+        metering.Compile("upstream", target.stem, command, target, taken)
+        for target, command, taken in zip(
+            targets, metering.commands_of(plan, file, targets, _libraries(plan.toolchain.environment)), seconds, strict=True
+        )
+    )
+    return compiles, binding
+
+
+def folder_of(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain) -> Path:
+    """Where one choice is measured, so that the same command goes on after an interruption."""
+    parts = (job, loaded.upstream, tools.toolkit, tools.cxx, tools.cxx_version, tools.environment.torch, tools.environment.site)
+    return layout.BUILD / "bench" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, options: build.BuildOptions, folder: Path) -> tuple[Ours, Side]:
+    """Both sides' figures."""
+    _, applied = clone.apply(loaded, options.source, folder / "source", reset=True)  # nobody's work is there
+    plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
+    units, unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
+    ours, (binding,) = metering.compiles_of(plan, "ours", units), metering.compiles_of(plan, "ours", [unit])
+    theirs, their_binding = _upstreams(plan, units, upstream.pinned(loaded.upstream, options.source), folder / "upstream")
+    bare_plan = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
+    bare = metering.compiles_of(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
+    jobs, reason = compiling.job_limit(options.jobs, max(u.memory for u in units))
+    console.step(f"{len(units)} kernel files on both sides{', and ours without masks and biases' if bare else ''}, without the compile cache")
+    console.note(f"{jobs} at once ({reason})")
+    metering.meter(plan, [*metering.side_by_side([ours, theirs, bare] if bare else [ours, theirs]), binding, their_binding], jobs, folder)
+    sizes = []
+    for name, compiles in (("ours", [binding, *ours]), ("upstream", [their_binding, *theirs])):
+        extension = folder / f"{name}.so"
+        wheel.link(tools, [one.target for one in compiles], extension, folder / "logs" / "link.log")
+        sizes.append(_deflated(extension))
+    for begun in (unit.target.parent, folder / "metadata", folder / "dist"):
+        shutil.rmtree(begun, ignore_errors=True)
+    spent: list[Spent] = []
+    built: list[build.Built] = []
+    for _ in range(2):  # a further torch or Python: its binding, link and wheel; then nothing changed
+        with _spending(spent):
+            built.append(build.build_one(loaded, job, options, build.Place(folder, folder / "dist", cache=False)))
+    share = (built[0].compiled.built - 1) / len(job.kernels)  # but for the binding
+    mine, other = (
+        Side(metering.metered_seconds(folder, compiles), metering.metered_seconds(folder, [bound])["flash_api"], size)
+        for compiles, bound, size in ((ours, binding, sizes[0]), (theirs, their_binding, sizes[1]))
+    )
+    return Ours(mine, metering.metered_seconds(folder, bare) if bare else None, spent[0], spent[1], _recompiled(plan), share), other

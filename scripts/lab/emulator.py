@@ -1,0 +1,147 @@
+"""Run the kernels where there is no GPU: nvcc's PTX of them, interpreted (``tests/emulator``), behind the real binding and Python package.
+
+It shows wrong results, bits that depend on what they must not, reads and writes outside allocations, misaligned addresses
+and races in shared memory. It proves nothing of a wheel: ptxas, machine code, timing and the GPU's own rounding are
+not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.base import console, layout, pip
+from scripts.base.errors import CompileError, ToolchainError, VerifyError
+from scripts.base.process import run
+from scripts.series import clone
+from scripts.source import upstream
+from scripts.wheels import compiling, kernels, toolchain, torch_environment, verify
+
+if TYPE_CHECKING:
+    from scripts.series.tree import Tree
+    from scripts.source.kernel_set import Kernel
+    from scripts.source.matrix import Matrix
+
+SUITE = layout.ROOT / "tests/emulator"
+KERNELS = "hdim32,fp16"
+FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim", code=("-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"))
+_SOURCES = ("allocator", "decode", "machine", "runtime")
+_PACKAGES = ("pytest>=8.4", "pytest-xdist>=3.6", "hypothesis>=6.130", "einops")
+_DEPENDENCIES = ("execnet", "iniconfig", "packaging", "pluggy", "pygments", "sortedcontainers")  # what those need, without torch
+_TESTS_BYTES = 1.5e9  # of a process that runs tests
+# Fused multiply-adds where the interpreter has them and nowhere else.
+_CXX = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What is tried, and how."""
+
+    kernels: tuple[Kernel, ...]
+    architecture: str  # of the GPU
+    python: str | None  # None: the one running
+    source: upstream.Source
+    jobs: int | None  # compilers, then processes of tests, at once
+    pytest: tuple[str, ...] = ()  # more arguments for it
+
+
+def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
+    """The interpreter, compiled; in a folder that follows from its sources."""
+    env = tools.environment
+    sources = [SUITE / f"{name}.cpp" for name in _SOURCES]
+    parts = [path.read_bytes() for path in (*sources, *sorted(SUITE.glob("*.h")))] + [repr((env.torch, tools.cxx_version, _CXX)).encode()]
+    place = folder / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    place.mkdir(parents=True, exist_ok=True)
+    includes = [word for path in (*tools.toolkit.include, env.site / "torch/include") for word in ("-isystem", str(path))]
+
+    def compiled(source: Path) -> Path:
+        target = place / f"{source.stem}.o"
+        if not target.exists():
+            aside = target.with_suffix(".part")
+            run([tools.cxx, *_CXX, *includes, "-c", source, "-o", aside], error=CompileError, what=f"could not compile {source.name}")
+            aside.replace(target)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(compiled, sources))
+
+
+def _tools_for_tests(env: torch_environment.Environment, folder: Path) -> Path:
+    """Pytest and the like for the environment's Python, beside it: the environment is the wheels' own."""
+    wanted = [*_PACKAGES, *_DEPENDENCIES]
+    place = folder / f"site-{env.tag}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]}"
+    if not place.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            target = f"{aside}/site"
+            command = pip.installing(env.python, "--no-deps", "--target", target, *wanted)
+            run(command, error=ToolchainError, what="could not install pytest and hypothesis", hint=pip.HINT)
+            shutil.move(target, place)
+    return place
+
+
+def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...], arch: str, jobs: int | None) -> list[Path]:
+    """Build an extension that runs kernels on the CPU, those that a GPU of that compute capability chooses, and the Python package around it.
+
+    Returns:
+        Folders for the path of the toolchain's Python.
+
+    Raises:
+        CompileError: a compiler failed.
+    """
+    env = tools.environment
+    plan = kernels.Plan(applied, tools, wanted, (arch,), layout.BUILD, FLAVOUR)
+    console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
+    compiled = compiling.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
+    folder = layout.BUILD / "emulator"
+    objects = [*compiled.objects, *interpreter(tools, folder)]
+    name = hashlib.sha256(repr([str(path) for path in objects] + [applied.commit]).encode()).hexdigest()[:16]
+    site = folder / f"package-{name}"
+    if not site.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            aside = Path(made) / "package"
+            shutil.copytree(applied.root / "flash_attn", aside / "flash_attn")
+            applied.check_unchanged()
+            libraries = [f"-L{env.site}/torch/lib", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+            # Bound within: torch may bring the real CUDA runtime along.
+            output = aside / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"
+            run([tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries], error=CompileError, what="could not link the emulator")
+            aside.rename(site)
+    return [site, _tools_for_tests(env, folder)]
+
+
+def emulate(loaded: Matrix, options: Emulation) -> None:
+    """Compile the kernels for the emulator, and run the suite against them.
+
+    Raises:
+        VerifyError: a case failed.
+    """
+    target = loaded.default()
+    python = toolchain.check_python(target, options.python)
+    _, applied = clone.apply(loaded, options.source)
+    own = layout.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
+    own.parent.mkdir(parents=True, exist_ok=True)
+    verify.write_upstream_tests(upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), options.source), own)
+    console.step(f"Toolchain for {target.name}, Python {python}")
+    tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
+    folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
+    path = os.pathsep.join(map(str, [*folders, layout.ROOT / "tests/wheel"]))
+    # What torch computes is small: with a thread a core in each process, threads would spend their time waiting for each other.
+    env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own), "FORK_EMULATED_GPU": options.architecture, "OMP_NUM_THREADS": "1"}
+    command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
+    processes, _ = compiling.job_limit(options.jobs, _TESTS_BYTES)
+    if processes > 1:
+        command += ["-n", str(processes), "--dist", "worksteal"]
+    console.step(f"Emulating in {processes} processes" if processes > 1 else "Emulating")
+    status = subprocess.run([*command, *options.pytest], env=env, check=False).returncode
+    if status:
+        raise VerifyError(f"the suite failed under emulation: pytest exited with {status}; its output is above.")
+    console.done("Nothing failed under emulation. That is no proof of a wheel: nox -s verify, on a GPU.")

@@ -1,0 +1,50 @@
+"""The series in this clone: apply it to ``build/source``, take the tree that is there, or look at one. Tells what is done."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.base import console, files, layout
+from scripts.series import model, rebase_state, tree
+from scripts.source import matrix, upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def apply(
+    loaded: matrix.Matrix, source: upstream.Source, root: Path = layout.SOURCE, *, count: int | None = None, reset: bool = False
+) -> tuple[model.Series, tree.Tree]:
+    """Apply the series, or its first patches, telling what is done."""
+    whole = model.read(layout.PATCHES)
+    patches = whole if count is None else whole.upto(count)
+    checkout = upstream.pinned(loaded.upstream, source)
+    part = "" if patches == whole else f"the first {len(patches.patches)} of "
+    console.step(f"Patches: {part}{len(whole.patches)}")
+    if rebase_state.under_way(layout.BUILD / "rebase"):
+        console.warn("a rebase is under way in build/rebase (nox -s rebase -- --continue, or --abort).")
+    with files.in_turn(layout.BUILD / files.SERIES_LOCK, "is working on the series"):
+        applied = tree.apply(patches, loaded.upstream, checkout, root, of=len(whole.patches), reset=reset)
+    console.note(f"commit {applied.commit}, digest {applied.digest[:16]}…, in {applied.root}")
+    return patches, applied
+
+
+def standing(loaded: matrix.Matrix) -> tree.Tree | None:
+    """build/source, where it is the series as patches/ has it."""
+    return tree.reusable(model.read(layout.PATCHES), loaded.upstream, layout.SOURCE)
+
+
+@contextmanager
+def view(source: upstream.Source) -> Iterator[tuple[model.Series, tree.Tree]]:
+    """The series as commits, to look at: build/source where it is just that, else a tree that goes again. Nobody's work is touched."""
+    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
+    if (there := standing(loaded)) is not None:
+        yield patches, there
+        return
+    checkout = upstream.pinned(loaded.upstream, source)
+    (layout.BUILD / "tmp").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=layout.BUILD / "tmp", prefix="view-") as folder:
+        yield patches, tree.apply(patches, loaded.upstream, checkout, Path(folder) / "source")

@@ -1,0 +1,193 @@
+"""Commits of a work tree as patches: write them back to ``patches/``, and only what changed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts.base import files
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
+from scripts.series import model, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class Exported:
+    """File names in patches/ that an export wrote and removed."""
+
+    written: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def format_patches(repository: Repository, base: str, target: Path, tip: str = "HEAD") -> list[str]:
+    """Write the commits after ``base`` as canonical patches into ``target``; return their names in order.
+
+    Raises:
+        SeriesError: a merge or an empty commit, which no patch can hold.
+    """
+    for commit in repository.commits(base, tip):
+        about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
+        if re.match(r"\w+ (fixup|squash|amend)! ", about):
+            raise SeriesError(f"{repository.root}: commit {about} is not folded into its patch yet: git rebase -i --autosquash base")
+        if " " in repository.run("log", "-1", "--format=%P", commit, writes=False):
+            raise SeriesError(f"{repository.root}: commit {about} is a merge; a series is a line (git rebase makes one).")
+        if not repository.run("diff-tree", "--no-commit-id", "--name-only", commit, writes=False):
+            raise SeriesError(f"{repository.root}: commit {about} changes no file; drop it (git rebase -i).")
+    options = ["--zero-commit", "--no-signature", "--no-numbered", "--no-renames", "--diff-algorithm=histogram", "--stat=72"]
+    options += ["--no-attach", "--no-thread", "--no-add-header", "--no-encode-email-headers", "--no-full-index", "--abbrev=12"]
+    options += ["--filename-max-length=100", f"--output-directory={target.resolve()}"]
+    out = repository.run("format-patch", *options, f"{base}..{tip}", writes=False)
+    return [Path(line).name for line in out.splitlines()]
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    """The patches and the ``series`` that lie in a folder, by file name; none where there is no folder."""
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix == ".patch" or p.name == model.LISTING} if folder.is_dir() else {}
+
+
+def changed(before: dict[str, bytes], after: dict[str, bytes]) -> Exported:
+    """Which files are written and removed between the two."""
+    return Exported(
+        tuple(sorted(name for name, content in after.items() if before.get(name) != content)), tuple(sorted(before.keys() - after.keys()))
+    )
+
+
+def write_folder(folder: Path, patches: dict[str, bytes], notes: Sequence[str] = ()) -> Exported:
+    """Make ``folder`` hold exactly these patches, in this order.
+
+    What else lies there stays, and so do the comments in ``series``; ``notes`` are added to them, at the end.
+    """
+    old, footer = model.listing(folder) if (folder / model.LISTING).is_file() else ((), ())
+    footer = (*footer, *(note for note in notes if note not in footer))
+    after = patches | {model.LISTING: model.render_listing(list(patches), old, footer).encode()}
+    changes = changed(held(folder), after)
+    if not (changes.written or changes.removed):
+        return changes
+    tree.sweep(folder)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=tree.aside_prefix(folder)) as temporary:
+        aside = Path(temporary) / folder.name
+        if folder.is_dir():
+            shutil.copytree(folder, aside, symlinks=True)
+        aside.mkdir(exist_ok=True)
+        for name in changes.removed:
+            (aside / name).unlink()
+        for name in changes.written:
+            (aside / name).write_bytes(after[name])
+        if folder.is_dir():
+            files.exchange(aside, folder)
+        else:
+            aside.replace(folder)
+    return changes
+
+
+def _differences(folder: Path, patches: dict[str, bytes]) -> list[str]:
+    """How the folder differs from these patches: content, order, missing and stray files."""
+    entries, _ = model.listing(folder)
+    names = [entry.name for entry in entries]
+    found = {p.name: p.read_bytes() for p in folder.glob("*.patch")}
+    different = [f"{name} would change" for name in patches if name in found and found[name] != patches[name]]
+    different += [f"{name} would be added" for name in patches if name not in found]
+    different += [f"{name} would be removed" for name in sorted(found) if name not in patches]
+    if not different and names != list(patches):
+        different.append(f"{model.LISTING} has another order or lacks a name")
+    return different
+
+
+def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> dict[str, bytes]:
+    """The commits after ``base`` as patches, each of them well-formed.
+
+    Raises:
+        SeriesError: a commit's message lacks what a patch needs; it names the commit.
+    """
+    with tempfile.TemporaryDirectory(prefix="fa2-export-") as folder:
+        names = format_patches(repository, base, Path(folder), tip)
+        for name in names:
+            try:
+                model.parse_patch(Path(folder) / name)
+            except SeriesError as e:
+                fault = re.sub(r"^.*\.patch:\d+: ", "", str(e))
+                raise SeriesError(f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i and reword.)") from e
+        return {name: (Path(folder) / name).read_bytes() for name in names}
+
+
+def _carry_over(repository: Repository, marker: dict[str, Any]) -> str:
+    """How to take one's own commits from a tree to the one that a new apply makes."""
+    own = repository.run("log", "--reverse", "--format=%h", f"{marker['commit']}..HEAD", writes=False).split()
+    if not own:
+        return "Run nox -s apply -- --reset for the whole series"
+    return f"Run nox -s apply -- --reset, which keeps your commits, then git -C {repository.root} cherry-pick {' '.join(own)}"
+
+
+def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
+    """Write the work tree's commits back to the folder.
+
+    Args:
+        root: the work tree.
+        folder: patches/; written aside and swapped.
+        check: write nothing, and raise where anything would change.
+
+    Raises:
+        SeriesError: uncommitted changes, an operation in progress, no commits, a part of a series, patches that
+            changed since the tree was applied; with ``check``, a difference.
+    """
+    repository = Repository(root, SeriesError)
+    if not repository.is_top_level():
+        raise SeriesError(f"{root} is no work tree of the series; nox -s apply makes it.")
+    if operation := tree.in_progress(root):
+        raise SeriesError(f"{root} is in the middle of a {operation}; finish it there (git status tells how), or abort it.")
+    if changed := repository.run("status", "--porcelain").strip():
+        raise SeriesError(f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them.")
+    marker = tree.read_marker(root)
+    if marker is None or marker["pin"] is None:
+        raise SeriesError(f"{root} is nothing that nox -s apply of this version made; nothing was exported.")
+    if len(marker["patches"]) < marker["of"]:
+        raise SeriesError(
+            f"{root} holds the first {len(marker['patches'])} of {marker['of']} patches (apply --to): exporting it would drop the rest. "
+            f"{_carry_over(repository, marker)}, and amend there (git rebase -i)."
+        )
+    status, _, _ = repository.attempt("merge-base", "--is-ancestor", marker["base"], "HEAD")
+    if status != 0:
+        raise SeriesError(f"{root}: HEAD does not stand on the base {marker['base'][:12]} any more; nothing was exported.")
+    patches = exported_patches(repository, marker["base"])
+    if not patches:
+        raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
+    different = _differences(folder, patches) if (folder / model.LISTING).is_file() else [f"{model.LISTING} is missing"]
+    if not different:
+        _remember(repository, marker, folder, patches)
+        return Exported((), ())
+    if check:
+        raise SeriesError(f"{folder} is not what {root} says: {', '.join(different)}. Run nox -s export, or nox -s apply.")
+    now = model.digests(folder)
+    if moved := sorted(name for name in now.keys() | marker["patches"].keys() if now.get(name) != marker["patches"].get(name)):
+        raise SeriesError(
+            f"{folder} changed since {root} was applied from it: {', '.join(moved)}. Exporting would undo that. {_carry_over(repository, marker)}."
+        )
+    written = write_folder(folder, patches)
+    _remember(repository, marker, folder, patches)
+    return written
+
+
+def _remember(repository: Repository, marker: dict[str, Any], folder: Path, patches: dict[str, bytes]) -> None:
+    """The tree and patches/ agree: give the tree the commits that the series has everywhere, and note what it is."""
+    series = model.read(folder)
+    base, head = marker["base"], repository.resolve("HEAD")
+    if head != marker["commit"]:
+        with tempfile.TemporaryDirectory(prefix="fa2-export-") as aside:
+            copy = Repository(Path(aside) / "source", SeriesError)
+            repository.run("clone", "--quiet", "--shared", "--no-checkout", str(repository.root), str(copy.root), writes=False)
+            copy.run("checkout", "--quiet", "--detach", base)
+            copy.run(*tree.AM, *(str(folder.resolve() / name) for name in patches))
+            repository.run("fetch", "--quiet", "--no-tags", str(copy.root), "HEAD")
+            applied = copy.resolve("HEAD")
+        if repository.resolve(f"{applied}^{{tree}}") != repository.resolve("HEAD^{tree}"):
+            raise SeriesError(f"{folder}: the patches do not give the files of {repository.root}; this is a fault of export.")
+        repository.run("update-ref", "-m", "export: the same files with the series' own dates", "HEAD", applied)
+        head = applied
+    tree.write_marker(repository.root, marker["pin"], series, base, head, len(patches))

@@ -1,0 +1,69 @@
+"""What would become of each patch on another release, without stopping at one that does not move."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.series import move
+from scripts.series.move import Move, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scripts.base.git import Repository
+    from scripts.series.model import Patch, Series
+    from scripts.series.move import Workspace
+    from scripts.source.matrix import Upstream
+    from scripts.source.releases import Release
+    from scripts.source.upstream import Checkout
+
+
+def forecast(space: Workspace, patches: Sequence[Patch], git: tuple[Repository, str, str] | None = None) -> list[Move]:
+    """What would become of each patch. Goes on past one that does not move, where later ones do not need it.
+
+    Args:
+        space: from :func:`scripts.series.move.workspace`; its HEAD moves.
+        patches: of the series.
+        git: upstream's repository with the old and the new commit, where there is one, for patch-ids.
+    """
+    repository, commits = space.repository, space.commits
+    graph = move.needs(repository, commits)
+    names = {commit: patch.name for commit, patch in zip(commits, patches, strict=True)}
+    there = move.landed(space, patches)
+    ids = move.landed_in(git[0], space, git[1], git[2]) if git else {}
+    moves: list[Move] = []
+    stuck: set[str] = set()
+    for commit in commits:
+        name = names[commit]
+        outcome, evidence = there.get(name, (None, ""))
+        if commit in ids:
+            moves.append(Move(name, Outcome.LANDED_IDENTICAL, (f"upstream's commit {ids[commit]} has the same patch-id",)))
+            continue
+        if outcome is Outcome.LANDED_IDENTICAL:
+            moves.append(Move(name, outcome, (evidence,)))
+            continue
+        if blockers := sorted(names[c].partition("-")[0] for c in graph[commit] & stuck):
+            stuck.add(commit)
+            moves.append(Move(name, Outcome.NOT_TRIED, (f"it needs {', '.join(blockers)}",)))
+            continue
+        step = move.pick(space, commit)
+        moves.append(move.judge(name, step, there.get(name)))
+        if repository.attempt("rev-parse", "--verify", "--quiet", "CHERRY_PICK_HEAD")[0] == 0:
+            stuck.add(commit)
+            move.abandon(space)
+    return moves
+
+
+def run_forecast(folder: Path, series: Series, pin: Upstream, checkout: Checkout, release: Release, git: Repository | None = None) -> list[Move]:
+    """Forecast in a temporary work tree under ``folder``, which is left as it was."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=folder, prefix="forecast-"))
+    try:
+        space = move.workspace(aside / "source", series, pin, checkout, release)
+        known = git is not None and all(git.attempt("cat-file", "-e", c)[0] == 0 for c in (pin.commit, release.pin.commit))
+        return forecast(space, series.patches, (git, pin.commit, release.pin.commit) if git is not None and known else None)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

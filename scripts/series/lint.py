@@ -1,0 +1,212 @@
+"""Rules of a good patch and a good series, each told by file, line and fix."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from scripts.base import git
+from scripts.base.errors import SeriesError
+from scripts.series import guards, model
+from scripts.source import upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SUBJECT_LENGTH = 72
+# Of upstream's text, what a patch may hold: our largest hook adds 29 lines, our largest patches quote 249. Much more
+# than that and the next release conflicts with it; own code goes into new files.
+ADDED_TO_A_FILE = 40
+QUOTED_IN_A_PATCH = 250
+CONTEXT_LINES = 3
+WORDS_OF_WHY = 8
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault."""
+
+    path: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        """As compilers and editors have it."""
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+# Nouns and verbs of these forms are imperatives all the same.
+_IMPERATIVES = frozenset(
+    [
+        "address",
+        "bypass",
+        "process",
+        "pass",
+        "compress",
+        "express",
+        "discuss",
+        "bring",
+        "embed",
+        "feed",
+        "need",
+        "seed",
+        "speed",
+        "shed",
+        "bed",
+        "canvas",
+        "focus",
+        "alias",
+        "access",
+        "assess",
+        "cross",
+        "miss",
+    ]
+)
+
+
+def is_imperative(subject: str) -> bool:
+    """Whether a subject starts with a verb as in "Add a guard", as far as its form tells.
+
+    >>> [is_imperative(s) for s in ("Add a guard", "Added a guard", "Adds a guard", "Adding a guard", "Address rows flat", "a guard")]
+    [True, False, False, False, True, False]
+    """
+    word = re.match(r"[A-Za-z]+", subject)
+    if not word or not word[0][0].isupper():
+        return False
+    verb = word[0].lower()
+    return verb in _IMPERATIVES or not verb.endswith(("ed", "ing", "s"))
+
+
+def _start_of_diff(lines: list[str]) -> int:
+    return next(i for i, line in enumerate(lines) if line.startswith("diff --git "))
+
+
+def _header(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Problem]:
+    at = next((i for i, line in enumerate(lines, 1) if line.startswith("Subject:")), 1)
+    if len(patch.subject) > SUBJECT_LENGTH:
+        yield Problem(path, at, f"the subject has {len(patch.subject)} characters; say it in {SUBJECT_LENGTH} (reword the commit).")
+    if not is_imperative(patch.subject):
+        yield Problem(path, at, f"the subject {patch.subject!r} is not in the imperative ('Add …', not 'Added …' or 'Adds …').")
+    if patch.subject.endswith("."):
+        yield Problem(path, at, "the subject ends with a full stop; drop it.")
+    if len(patch.body.split()) < WORDS_OF_WHY:
+        yield Problem(
+            path,
+            at,
+            f"the message does not say why (it has fewer than {WORDS_OF_WHY} words): what upstream does, why that is wrong for us, how it was proved.",
+        )
+    for place, text in enumerate(lines[: _start_of_diff(lines)], 1):
+        if match := re.search(r"--(?:patch|through) \d+|\b[Pp]atch(?:es)? \d+\b", text):
+            yield Problem(path, place, f"{match[0]!r}: numbers change when patches come and go; name a part of the subject.")
+    trailer = next((i for i, line in enumerate(lines, 1) if line.startswith("Upstream-Status:")), at)
+    if not patch.guards:
+        yield Problem(path, trailer, f"no trailer Guard; add one that only a tree with the patch passes: {guards.KINDS}.")
+    for text in patch.guards:
+        try:
+            guards.parse(text)
+        except ValueError as e:
+            line = next((i for i, candidate in enumerate(lines, 1) if candidate == f"Guard: {text}"), trailer)
+            yield Problem(path, line, f"Guard {text!r}: {e}.")
+
+
+def _whitespace(path: Path, number: int, line: str, file: str) -> Iterator[Problem]:
+    if line.endswith("\r"):
+        yield Problem(path, number, "a carriage return; write the file with line feeds.")
+    elif line.startswith("+") and not line.startswith("+++"):
+        if re.search(r"[ \t]+$", line[1:]):
+            yield Problem(path, number, f"spaces at the end of a line of {file}; drop them.")
+        if re.match(r"\+(<<<<<<<|\|\|\|\|\|\|\||>>>>>>>) ", line):
+            yield Problem(path, number, f"a conflict marker in {file}; resolve the conflict.")
+        if re.match(r"\+\t* +\t", line):
+            yield Problem(path, number, f"a space before a tab in {file}; use spaces.")
+
+
+def _diff(path: Path, lines: list[str]) -> Iterator[Problem]:
+    start = _start_of_diff(lines)
+    file = ""
+    for number, line in enumerate(lines[start:], start + 1):
+        if match := re.match(r"diff --git a/(\S+) b/(\S+)", line):
+            file = match[1]
+            for name in sorted({match[1], match[2]}):
+                if not is_ours_to_touch(name):
+                    yield Problem(path, number, f"{name} is none of upstream's files that a wheel is built from; {_WHERE}.")
+        yield from _whitespace(path, number, line, file)
+    for match in re.finditer(r"(?m)^@@ .*\n((?:[ +\\-].*\n)*)", "\n".join(lines) + "\n"):
+        hunk = match[1].rstrip("\n").split("\n")
+        changes = [i for i, line in enumerate(hunk) if not line.startswith((" ", "\\"))]
+        around = [changes[0], len(hunk) - 1 - changes[-1], *((after - before - 1) / 2 for before, after in pairwise(changes))] if changes else []
+        if any(count > CONTEXT_LINES for count in around):
+            at = match.string[: match.start()].count("\n") + 1
+            yield Problem(path, at, f"more than {CONTEXT_LINES} lines of context around a change; nox -s export writes {CONTEXT_LINES}.")
+
+
+def _hooks(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Problem]:
+    hooks = [change for change in patch.files if not change.is_new]
+    for change in hooks:
+        if change.added > ADDED_TO_A_FILE:
+            at = next(i for i, line in enumerate(lines, 1) if line.startswith(f"diff --git a/{change.path} "))
+            fix = f"put code into a new file and leave a hook of at most {ADDED_TO_A_FILE} lines"
+            yield Problem(path, at, f"adds {change.added} lines to upstream's {change.path}; {fix}.")
+    if (quoted := sum(change.context + change.removed for change in hooks)) > QUOTED_IN_A_PATCH:
+        yield Problem(path, 1, f"quotes {quoted} lines of upstream's, which is too much context; split the patch, or touch fewer places.")
+
+
+_WHERE = "patches touch setup.py, flash_attn/**.py and csrc/flash_attn/, and add files there"
+
+
+def is_ours_to_touch(name: str) -> bool:
+    """Whether a patch may change or add this file.
+
+    >>> [is_ours_to_touch(n) for n in ("setup.py", "csrc/flash_attn/src/fork.h", "flash_attn/x.py", "csrc/cutlass/include/a.h", "../x.py", "notes.txt")]
+    [True, True, True, False, False, False]
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or path.parts[:2] == ("csrc", "cutlass"):
+        return False
+    return upstream.is_wanted(path)
+
+
+def _as_problem(path: Path, error: SeriesError) -> Problem:
+    match = re.match(r".*?:(\d+): ", str(error))
+    return Problem(path, int(match[1]), str(error)[match.end() :]) if match else Problem(path, 1, str(error).removeprefix(f"{path}: "))
+
+
+def check_patch(path: Path) -> list[Problem]:
+    """Every problem of one patch; of one that cannot be read, the first."""
+    try:
+        patch = model.parse_patch(path)
+    except SeriesError as e:
+        return [_as_problem(path, e)]
+    if flaw := git.flaw(path):
+        return [_as_problem(path, SeriesError(model.damaged(path, flaw)))]
+    lines = patch.content.decode().split("\n")
+    return [*_header(path, patch, lines), *_diff(path, lines), *_hooks(path, patch, lines)]
+
+
+def check(folder: Path) -> list[Problem]:
+    """Every problem of a series: of its listing, its files, and each patch."""
+    listing = folder / model.LISTING
+    try:
+        entries, _ = model.listing(folder)
+    except SeriesError as e:
+        return [_as_problem(listing, e)]
+    problems = []
+    names = [entry.name for entry in entries]
+    for path in sorted(folder.iterdir()):
+        if path.name in names or path.name == model.LISTING:
+            continue
+        if path.suffix == ".patch":
+            problems.append(Problem(listing, len(names) + 1, f"does not name {path.name}; add a line, or delete the file."))
+        elif not path.name.startswith("."):
+            problems.append(Problem(path, 1, f"is no patch; {folder.name}/ holds patches and {model.LISTING}."))
+    if not names:
+        problems.append(Problem(listing, 1, "names no patch."))
+    for place, entry in enumerate(entries, 1):
+        if not entry.name.startswith(f"{place:04}-"):
+            problems.append(Problem(listing, entry.line, f"{entry.name} is patch {place} of the series; nox -s export names it {place:04}-…"))
+        problems += check_patch(folder / entry.name)
+    return problems

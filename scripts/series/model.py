@@ -1,0 +1,250 @@
+"""The patch series as a model: its files, read and checked. Git is asked one thing: why a diff cannot be read.
+
+A patch is a mail file of ``git format-patch``: prose, trailers, diff. ``series`` gives the order, one name a
+line, with comments after ``#``.
+"""
+
+from __future__ import annotations
+
+import email.policy
+import hashlib
+import re
+from dataclasses import dataclass
+from email.parser import BytesParser
+from typing import TYPE_CHECKING
+
+from unidiff.errors import UnidiffParseError
+from unidiff.patch import PatchSet
+
+from scripts.base import git
+from scripts.base.errors import SeriesError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FEATURES = ("any-input", "build", "determinism", "long-sequences", "mask-bias")
+STATUSES = "Pending, Submitted [where], Backport [commit] or Inappropriate [why]"
+_STATUS = re.compile(r"Pending|(Submitted|Backport|Inappropriate) \[[^\]\s][^\]]*\]")
+_TRAILER = re.compile(r"(Upstream-Status|Feature|Guard): *(.*)")
+LISTING = "series"
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """What a patch does to one file."""
+
+    path: str
+    added: int
+    removed: int
+    context: int
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patch."""
+
+    name: str
+    content: bytes
+    subject: str
+    body: str  # the message without its trailers
+    upstream_status: str
+    feature: str
+    guards: tuple[str, ...]
+    files: tuple[FileChange, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Of the file's bytes."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def number(self) -> str:
+        """The first part of its name, such as ``0003``."""
+        return self.name.partition("-")[0]
+
+
+@dataclass(frozen=True)
+class Series:
+    """The patches in order."""
+
+    folder: Path
+    patches: tuple[Patch, ...]
+
+    def digest(self, base: str) -> str:
+        """SHA-256 over the commit id of the base, which stands for upstream's files, the order and the bytes of every patch."""
+        sha = hashlib.sha256()
+        for part in (base.encode(), *(x for p in self.patches for x in (p.name.encode(), p.content))):
+            sha.update(len(part).to_bytes(8, "big") + part)
+        return sha.hexdigest()
+
+    def named(self, text: str) -> int:
+        """The place of the patch that a user means: a number (``3``, ``0003``), a file name, or a part of one that is in no other.
+
+        Raises:
+            SeriesError: none or several fit.
+        """
+        if text.isdecimal():
+            found = [i for i, p in enumerate(self.patches) if p.number.isdecimal() and int(p.number) == int(text)]
+        else:
+            wanted = text.removesuffix(".patch").rsplit("/", 1)[-1]
+            exact = [i for i, p in enumerate(self.patches) if p.name == f"{wanted}.patch"]
+            found = exact or [i for i, p in enumerate(self.patches) if wanted and wanted.lower() in f"{p.name} {p.subject}".lower()]
+        if len(found) != 1:
+            names = "\n".join("    " + p.name for i, p in enumerate(self.patches) if i in found or not found)
+            raise SeriesError(f"{text!r} names {'no patch of the series, which has' if not found else 'several patches'}:\n{names}")
+        return found[0]
+
+    def upto(self, count: int) -> Series:
+        """The first patches alone."""
+        return Series(self.folder, self.patches[:count])
+
+
+def text_of(path: Path) -> str:
+    """A file's text; a SeriesError names the place where it is not UTF-8."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as e:
+        raise SeriesError(f"{path}: no such file. Take it back (git checkout -- {path}).") from e
+    except OSError as e:
+        raise SeriesError(f"{path}: {e.strerror}.") from e
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as e:
+        line = content[: e.start].count(b"\n") + 1
+        raise SeriesError(f"{path}:{line}: not UTF-8: {e.reason} (byte {content[e.start]:#04x}).") from e
+
+
+def _line_of(text: str, pattern: str) -> int:
+    found = re.search(pattern, text, re.MULTILINE)
+    return text[: found.start()].count("\n") + 1 if found else 1
+
+
+def damaged(path: Path, flaw: str) -> str:
+    """What to say of a patch whose diff cannot be read, and where."""
+    at = re.search(r"line (\d+)", flaw)
+    place = f"{path}:{at[1]}" if at else path
+    return f"{place}: the diff is damaged: {flaw}. Take the file back (git checkout -- {path}), or, if no commit has it, write it again with nox -s export."
+
+
+def _files(path: Path, text: str, start: int) -> tuple[FileChange, ...]:
+    try:
+        parsed = PatchSet(text[start:])
+    except UnidiffParseError as e:
+        raise SeriesError(damaged(path, git.flaw(path) or str(e))) from e
+    return tuple(FileChange(f.path, f.added, f.removed, sum(line.is_context for hunk in f for line in hunk), bool(f.is_added_file)) for f in parsed)
+
+
+def parse_patch(path: Path) -> Patch:
+    """Read one patch; a SeriesError names line and fix of the first thing its header lacks."""
+    text = text_of(path)
+    if "\r\n" in text.partition("\n\n")[0]:
+        raise SeriesError(f"{path}:1: lines end with carriage returns; write the file with line feeds (an editor, or core.autocrlf, changed them).")
+    message = BytesParser(policy=email.policy.default).parsebytes(text.encode())
+    subject = re.sub(r"^\[PATCH[^\]]*\] *", "", str(message["Subject"] or "").replace("\n", ""))
+    if not subject:
+        raise SeriesError(f"{path}:1: no Subject; patches are mail files written by git format-patch (nox -s export writes them).")
+    head, _, payload = text.partition("\n\n")
+    body, separator, diff = f"\n{payload}".partition("\n---\n")
+    body = body.removeprefix("\n")
+    if not separator or "\ndiff --git " not in "\n" + diff:
+        raise SeriesError(f"{path}:{text.count(chr(10)) + 1}: no diff after the message, or a line '---' within the message.")
+    first = head.count("\n") + 3  # the line that the message's body starts in
+    trailers: dict[str, list[tuple[int, str]]] = {"Upstream-Status": [], "Feature": [], "Guard": []}
+    prose = []
+    for number, line in enumerate(body.split("\n"), first):
+        if match := _TRAILER.fullmatch(line):
+            trailers[match[1]].append((number, match[2].strip()))
+        elif any(trailers.values()) and line.strip() and not re.match(r"[\w-]+: ", line):
+            raise SeriesError(f"{path}:{number}: text after the trailers; they are the message's last paragraph.")
+        else:
+            prose.append(line)
+    end = first + body.count("\n")
+    for name, known in (("Upstream-Status", STATUSES), ("Feature", " or ".join(FEATURES))):
+        if not trailers[name]:
+            near = [i for i, line in enumerate(body.split("\n"), first) if line.lower().startswith(f"{name.lower()}:")]
+            spelling = f" (line {near[0]} spells it otherwise)" if near else ""
+            raise SeriesError(f"{path}:{end}: the message has no trailer {name}{spelling}; add a line '{name}: …' at its end: {known}.")
+        if len(trailers[name]) > 1:
+            raise SeriesError(f"{path}:{trailers[name][1][0]}: a second trailer {name}; one is enough.")
+    (line_status, status), (line_feature, feature) = trailers["Upstream-Status"][0], trailers["Feature"][0]
+    if not _STATUS.fullmatch(status):
+        raise SeriesError(f"{path}:{line_status}: Upstream-Status {status!r} is not {STATUSES}.")
+    if feature not in FEATURES:
+        raise SeriesError(f"{path}:{line_feature}: Feature {feature!r} is none of {', '.join(FEATURES)}.")
+    guards = tuple(value for _, value in trailers["Guard"])
+    start = text.index("diff --git ", len(head) + len(body))
+    return Patch(path.name, text.encode(), subject, "\n".join(prose).strip(), status, feature, guards, _files(path, text, start))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of ``series`` that names a patch, with the comments that belong to it."""
+
+    name: str
+    line: int
+    before: tuple[str, ...]  # the comment lines and empty lines above
+    after: str  # a comment in the same line, with the space before it
+
+
+def name_in(line: str) -> str:
+    """The file name in a line of ``series``; empty for a comment."""
+    return line.partition("#")[0].strip()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The sha256 of every patch that lies in a folder, whatever ``series`` names, by file name."""
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.glob("*.patch")}
+
+
+def listing(folder: Path) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
+    """The entries of ``series``, and the comments after the last."""
+    path = folder / LISTING
+    entries: list[Entry] = []
+    above: list[str] = []
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        name = name_in(line)
+        if not name:
+            above.append(line.rstrip())
+            continue
+        if "/" in name or "\\" in name or not name.endswith(".patch"):
+            raise SeriesError(
+                f"{path}:{number}: {name!r} is no patch's file name; write one NAME.patch of {folder.name}/ a line, comments after '#'."
+            )
+        earlier = next((e for e in entries if e.name == name), None)
+        if earlier:
+            raise SeriesError(f"{path}:{number}: {name} is already named in line {earlier.line}; delete one of the two.")
+        if not (folder / name).is_file():
+            raise SeriesError(f"{path}:{number}: {folder / name} does not exist; add it, or delete the line.")
+        after = line[line.index("#") :].rstrip() if "#" in line else ""
+        entries.append(Entry(name, number, tuple(above), f"  {after}" if after else ""))
+        above = []
+    return tuple(entries), tuple(above)
+
+
+def render_listing(names: list[str], old: tuple[Entry, ...], footer: tuple[str, ...]) -> str:
+    """``series`` for these names, with the comments of those that were there before, whatever their number was."""
+    comments = {_slug(e.name): e for e in old}
+    lines: list[str] = []
+    for name in names:
+        entry = comments.pop(_slug(name), None)
+        lines += [*(entry.before if entry else ()), name + (entry.after if entry else "")]
+    return "".join(line + "\n" for line in (*lines, *footer))
+
+
+def _slug(name: str) -> str:
+    """A patch's name without its number."""
+    return re.sub(r"^\d+-", "", name)
+
+
+def read(folder: Path) -> Series:
+    """Read ``series`` and the patches it names; every patch in the folder must be named once."""
+    entries, _ = listing(folder)
+    named = {entry.name for entry in entries}
+    if stray := sorted(p.name for p in folder.glob("*.patch") if p.name not in named):
+        raise SeriesError(
+            f"{folder / LISTING}: does not name {', '.join(stray)}; add a line, or delete the file (git clean -f {folder.name}, after a git checkout of other patches)."
+        )
+    if not entries:
+        raise SeriesError(f"{folder / LISTING}: names no patch.")
+    return Series(folder, tuple(parse_patch(folder / entry.name) for entry in entries))

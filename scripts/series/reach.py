@@ -1,0 +1,96 @@
+"""What a change of the tree reaches: kernel files, by what they include; upstream's lines; tests."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unidiff.patch import PatchSet
+
+from scripts.series import guards
+from scripts.source.kernel_set import ALL_KERNELS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from scripts.base.git import Repository
+    from scripts.series.model import Patch
+    from scripts.source.kernel_set import Kernel
+
+_SOURCES = "csrc/flash_attn"
+
+
+def includes(repository: Repository, commit: str) -> dict[str, frozenset[str]]:
+    """For every source of upstream's and ours the sources that it includes, directly."""
+    names = repository.files(commit, _SOURCES)
+    by_name = {name.rsplit("/", 1)[-1]: name for name in names}
+    found = {}
+    for name in names:
+        if name.endswith((".h", ".cu", ".cpp", ".cuh")):
+            text = repository.read(f"{commit}:{name}").decode("utf-8", errors="replace")
+            listed = re.findall(r'^\s*#\s*include\s*[<"]([^">]+)[">]', text, re.MULTILINE)
+            found[name] = frozenset(by_name[i.rsplit("/", 1)[-1]] for i in listed if i.rsplit("/", 1)[-1] in by_name)
+    return found
+
+
+def _reach(graph: dict[str, frozenset[str]], start: str) -> set[str]:
+    seen, waiting = set(), [start]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += graph.get(name, frozenset())
+    return seen
+
+
+def kernels(repository: Repository, old: str, new: str) -> tuple[Kernel, ...]:
+    """The kernel files whose objects may differ between two commits."""
+    changed = set(repository.run("diff", "--name-only", old, new, "--", _SOURCES, writes=False).split("\n"))
+    if repository.run("diff", "--name-only", old, new, "--", "csrc/cutlass", writes=False):
+        return ALL_KERNELS
+    graphs = [includes(repository, commit) for commit in (old, new)]
+    return tuple(k for k in ALL_KERNELS if any(changed & _reach(graph, f"{_SOURCES}/src/{k.source}") for graph in graphs))
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a patch touches and reaches."""
+
+    upstream: tuple[str, ...]  # FILE:FIRST-LAST of the pinned release
+    own: tuple[str, ...]  # files that are not upstream's
+    kernels: tuple[Kernel, ...]  # whose objects may be others with it
+    binding: bool  # whether what is compiled for each torch and Python may be
+    tests: tuple[str, ...]  # of its guards, and those that its message names
+
+
+def _places(repository: Repository, base: str, commit: str) -> Iterator[str]:
+    """Upstream's lines that a commit replaces or adds lines between; blame knows where they were before other patches moved them."""
+    diff = repository.run("show", "--format=", "--no-renames", "--no-ext-diff", "--unified=1", commit, writes=False)
+    for file in PatchSet(diff):
+        for hunk in () if file.is_added_file else file:
+            span = f"-L{hunk.source_start},+{hunk.source_length}"
+            blamed = repository.run("blame", "-s", "--porcelain", span, f"{commit}^", "--", file.path, writes=False)
+            lines = sorted(int(line) for line in re.findall(rf"(?m)^{base} (\d+) \d+", blamed))
+            if lines:
+                yield f"{file.path}:{lines[0]}" + (f"-{lines[-1]}" if lines[-1] > lines[0] else "")
+
+
+def reach(repository: Repository, base: str, commit: str, patch: Patch, root: Path) -> Reach:
+    """What a patch of the series reaches.
+
+    Args:
+        repository: a tree with the series as commits.
+        base: the commit of the pinned release.
+        commit: the patch's.
+        patch: as it was read.
+        root: of this repository, in which tests are looked for.
+    """
+    before = frozenset(repository.files(base))
+    own = tuple(change.path for change in patch.files if change.path not in before)
+    named = [guards.parse(text) for text in patch.guards]
+    tests = [f"{guard.path}::{guard.what}" for guard in named if guard.kind == "test"]
+    tests += [name for name in re.findall(r"\btests/[\w./]*\w", patch.body) if (root / name).exists()]
+    binding = any(change.path.startswith(_SOURCES) or change.path.endswith(".py") for change in patch.files)
+    return Reach(tuple(_places(repository, base, commit)), own, kernels(repository, f"{commit}^", commit), binding, tuple(dict.fromkeys(tests)))

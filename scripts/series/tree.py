@@ -1,0 +1,294 @@
+"""The series as commits in a work tree: apply it.
+
+One series on one base always ends in one commit id: author, committer and dates are fixed, and the base
+is a commit of upstream's files alone. Applying is exact: no fuzz, no offset. What somebody did in the
+tree is never thrown away unasked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts.base import console, files
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
+from scripts.source import upstream
+
+if TYPE_CHECKING:
+    from scripts.series.model import Series
+    from scripts.source.matrix import Upstream
+
+_MARKER = "series.json"  # in the repository's .git: what was applied
+_MARKER_FORMAT = 2
+AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
+_KEEP_OR_DROP = (
+    "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, keeping its commits and stashes under refs/replaced"
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The files of a work tree, as they were at one moment."""
+
+    root: Path
+    seen: int = field(default_factory=time.time_ns, compare=False, kw_only=True)  # when
+
+    def check_unchanged(self) -> None:
+        """What is made of the files is kept under the ids, so it must be made of what the ids say.
+
+        Raises:
+            SeriesError: a file was written since then.
+        """
+        for pattern in ("*", "csrc/**/*", "flash_attn/**/*"):
+            for path in sorted(self.root.glob(pattern)):
+                if path.is_file() and not path.name.startswith(".") and path.stat().st_ctime_ns > self.seen:
+                    raise SeriesError(
+                        f"{path} changed while it was being built from. Nothing that may be of both states was kept; build again. "
+                        "(Nobody wrote it? Then the clock was set back: nox -s apply -- --reset)"
+                    )
+
+
+@dataclass(frozen=True)
+class Commits(Snapshot):
+    """A work tree in whose repository a series stands on its base, a commit a patch."""
+
+    base: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class Tree(Commits):
+    """A work tree with the series applied, and the ids that what is made of it is kept under."""
+
+    digest: str
+    sources: str  # id of csrc: what the binding is compiled from, whatever the messages and the Python files say
+    kernel_sources: str  # the same of what kernel files can include: all but the binding's own file
+
+
+def in_progress(root: Path) -> str | None:
+    """The operation of git's that was not finished in a work tree."""
+    names = {
+        "rebase-merge": "rebase",
+        "rebase-apply": "am or rebase",
+        "CHERRY_PICK_HEAD": "cherry-pick",
+        "REVERT_HEAD": "revert",
+        "MERGE_HEAD": "merge",
+    }
+    return next((what for name, what in names.items() if (root / ".git" / name).exists()), None)
+
+
+def pin_key(pin: Upstream) -> str:
+    """What a base is made of."""
+    return f"{pin.distribution} {pin.version} {pin.commit} {pin.cutlass} {pin.sdist_sha256}"
+
+
+def read_marker(root: Path) -> dict[str, Any] | None:
+    """What was applied to a tree; None for a tree that is not ours. Of an older format the commit alone counts."""
+    try:
+        found: dict[str, Any] = json.loads((root / ".git" / _MARKER).read_text(encoding="utf-8"))
+        current = found["format"] == _MARKER_FORMAT
+        return found if current else {"commit": found["commit"], "pin": None, "digest": None, "base": ""}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_marker(root: Path, pin: str, series: Series, base: str, commit: str, of: int) -> str:
+    """Note what a tree is made of; the series' digest."""
+    digest, patches = series.digest(base), {p.name: p.sha256 for p in series.patches}
+    facts = {"format": _MARKER_FORMAT, "pin": pin, "digest": digest, "base": base, "commit": commit, "of": of, "patches": patches}
+    files.write(root / ".git" / _MARKER, json.dumps(facts) + "\n")
+    return digest
+
+
+def try_patch(repository: Repository, path: Path) -> tuple[int, str]:
+    """Whether git could apply a patch to the work tree, as an exit status, and what it says of each hunk; nothing is changed."""
+    status, out, err = repository.attempt("apply", "--check", "--verbose", "--whitespace=nowarn", str(path))
+    return status, f"{out}\n{err}"
+
+
+def _prove_exact(repository: Repository, path: Path) -> None:
+    """``git am`` takes a hunk that moved; we do not: it may have moved into another function."""
+    status, report = try_patch(repository, path)
+    if "Skipped patch" in report:
+        raise SeriesError(f"{path.name}: git skipped it: {repository.root} is inside another repository.")
+    offsets = re.findall(r"^Hunk #\d+ succeeded at .*$", report, re.MULTILINE)
+    if status != 0 or offsets:
+        lines = [line for line in report.splitlines() if line.startswith(("error:", "Hunk #")) and line != "error: while searching for:"]
+        raise SeriesError(f"{path.name} does not apply exactly:\n" + "\n".join("    " + line for line in lines))
+
+
+def _work_at_stake(repository: Repository, marker: dict[str, Any]) -> str | None:
+    """What is in a tree and in no patch, in words; None when it may be replaced."""
+    root = repository.root
+    if operation := in_progress(root):
+        return f"{root} is in the middle of a {operation}; finish it there (git status tells how) or abort it"
+    if changed := repository.run("status", "--porcelain").strip():
+        return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
+    head, known = repository.resolve("HEAD"), marker["commit"]
+    ahead = repository.run("log", "--format=    %h %s", head, "--branches", f"^{known}", writes=False)
+    if ahead:
+        return f"{root} has commits that are in no patch:\n{ahead}"
+    linked = "\n".join(f"    linked work tree {p.name}" for p in (root / ".git/worktrees").glob("*"))
+    if kept := f"{repository.run('stash', 'list', writes=False)}{linked}":
+        return f"{root} has stashes or linked work trees:\n{kept}"
+    if head != known:
+        count = len(repository.commits(head, known))
+        return f"{root} lacks the last {count} of the commits that nox -s apply made (git reset?)"
+    return None
+
+
+def _moment(root: Path) -> int:
+    """Now, by the clock of the file system that a tree lies on, in nanoseconds."""
+    stamp = root / ".git/seen"
+    stamp.touch()
+    return stamp.stat().st_mtime_ns
+
+
+def unsaved(root: Path) -> str | None:
+    """What is in a finished tree and in no patch, in words; None when there is nothing, or no tree."""
+    marker = read_marker(root)
+    return _work_at_stake(Repository(root, SeriesError), marker) if marker else None
+
+
+def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | None:
+    """The finished tree when it is of these bytes; None when it may be replaced."""
+    if not root.exists():
+        return None
+    finished = Repository(root, SeriesError)
+    marker = read_marker(root)
+    if marker is None or not finished.is_top_level():
+        if reset and (root / ".git").is_dir():
+            return None
+        raise SeriesError(f"{root} is nothing that nox -s apply made; move it away, or delete it.")
+    if reset:
+        return None
+    seen = _moment(root)
+    if stake := _work_at_stake(finished, marker):
+        raise SeriesError(f"{stake}." if in_progress(root) else f"{stake}. {_KEEP_OR_DROP}.")
+    digest = series.digest(marker["base"])
+    if (marker["pin"], marker["digest"]) != (pin_key(pin), digest):
+        return None
+    return Tree(root, marker["base"], marker["commit"], digest, *sources(finished), seen=seen)
+
+
+def sources(repository: Repository) -> tuple[str, str]:
+    """Ids of what the binding and the kernels are compiled from; both in cutlass where a tree has it."""
+    csrc = repository.resolve("HEAD:csrc")
+    _, listed, _ = repository.attempt("ls-tree", "HEAD", "csrc/flash_attn/", "csrc/cutlass/")
+    kernels = [line for line in listed.splitlines() if not line.endswith("/flash_api.cpp")]
+    return csrc, hashlib.sha256("\n".join(kernels).encode()).hexdigest()
+
+
+def reusable(series: Series, pin: Upstream, root: Path) -> Tree | None:
+    """The finished tree where it is exactly this series and nothing else is in it."""
+    try:
+        return _reuse(series, pin, root, reset=False)
+    except SeriesError:
+        return None
+
+
+def sweep(root: Path) -> None:
+    """Remove what killed runs left beside a folder."""
+    for left in root.parent.glob(f"{aside_prefix(root)}*"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def aside_prefix(root: Path) -> str:
+    """How the folders begin in which another is made aside; no name that a person would give."""
+    return f".{root.name}.fa2-aside-"
+
+
+def make_base(root: Path, pin: Upstream, checkout: upstream.Checkout) -> str:
+    """Make a repository of upstream's files as they are; the commit's id follows from them and the release's name."""
+    upstream.materialise(checkout, root)
+    repository = Repository.create(root, SeriesError)
+    repository.run("add", "--all", "--force")
+    repository.run("commit", "--quiet", "-m", f"{pin.distribution} {pin.version}")
+    return repository.resolve("HEAD")
+
+
+def base_of(pin: Upstream, checkout: upstream.Checkout) -> str:
+    """The id of the commit that :func:`make_base` makes."""
+    with tempfile.TemporaryDirectory(prefix="fa2-base-") as folder:
+        return make_base(Path(folder) / "source", pin, checkout)
+
+
+def _keep(repository: Repository, old: Path) -> str:
+    """Take over the commits of the tree that is replaced, linked work trees' too: exported ones may be in no patch any more. Returns where."""
+    place = f"refs/replaced/{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}"
+    replaced = Repository(old, SeriesError)
+    replaced.attempt("add", "--all")
+    if replaced.attempt("diff", "--cached", "--quiet", "HEAD")[0] != 0:
+        tree = replaced.run("write-tree").strip()
+        loose = replaced.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
+        replaced.run("update-ref", "refs/heads/uncommitted", loose)
+        console.warn(f"{old} had changes that were not committed; they are kept as the commit {place}/heads/uncommitted")
+    for number, stash in enumerate(replaced.run("stash", "list", "--format=%H", writes=False).split()):
+        replaced.run("update-ref", f"refs/stashes/{number}", stash)
+    linked = re.findall(r"^HEAD (\w+)$", replaced.run("worktree", "list", "--porcelain", writes=False), re.MULTILINE)
+    for number, head in enumerate(linked):
+        replaced.run("update-ref", f"refs/linked/{number}", head)
+    names = (("HEAD", "HEAD"), ("refs/heads/*", "heads/*"), ("refs/stashes/*", "stashes/*"), ("refs/linked/*", "linked/*"))
+    heads = [f"+{name}:{place}/{kept}" for name, kept in names]
+    status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), *heads)
+    if status != 0:
+        raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
+    repository.attempt("fetch", "--quiet", "--no-tags", str(old), f"+refs/tags/*:{place}/tags/*", "+refs/replaced/*:refs/replaced/*")
+    return place
+
+
+def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path, *, of: int | None = None, reset: bool = False) -> Tree:
+    """Make ``root`` a repository with upstream's files as one commit and each patch as one more.
+
+    A tree that was applied from the same bytes is taken as it is. Otherwise it is made aside and renamed,
+    so that an interrupted run leaves the old one or none.
+
+    Args:
+        series: the patches to apply.
+        pin: the release they are for.
+        checkout: its files.
+        root: the work tree.
+        of: how many patches the whole series has, where ``series`` is a part; such a tree is not exported.
+        reset: replace a finished tree whatever is in it.
+
+    Raises:
+        SeriesError: a patch does not apply exactly, or the finished tree holds work that is in no patch.
+    """
+    if (reused := _reuse(series, pin, root, reset=reset)) is not None:
+        return reused
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        sweep(root)
+        aside = Path(tempfile.mkdtemp(dir=root.parent, prefix=aside_prefix(root)))
+    except OSError as e:
+        raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
+    try:
+        work = aside / "tree"
+        base = make_base(work, pin, checkout)
+        repository = Repository(work, SeriesError)
+        for patch in series.patches:
+            path = (series.folder / patch.name).resolve()
+            _prove_exact(repository, path)
+            repository.run(*AM, str(path))
+        commit = repository.resolve("HEAD")
+        digest = write_marker(work, pin_key(pin), series, base, commit, of or len(series.patches))
+        repository.run("tag", "base", base)
+        if root.exists():
+            place = _keep(repository, root)
+            files.exchange(work, root)
+            console.note(f"{root} was made anew; the commits that it had are kept there as {place}")
+        else:
+            work.replace(root)
+        return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)), seen=_moment(root))
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

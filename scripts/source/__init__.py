@@ -1,0 +1,1 @@
+"""What is built and from which source: the matrix, and releases of upstream."""

@@ -1,0 +1,87 @@
+"""Write a new pin into ``wheel_matrix.toml``, keeping its comments, and into the submodule's gitlink."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import tomlkit
+
+from scripts.base.errors import MatrixError
+from scripts.base.git import Repository
+from scripts.source import matrix as model
+from scripts.source.matrix import UNKNOWN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from scripts.source.matrix import Matrix, Upstream
+
+
+def write(matrix: Matrix, pin: Upstream) -> bool:
+    """Replace the pin; the old release joins [releases], the fork's revision starts again at 1. Whether anything changed."""
+    if pin == matrix.upstream:
+        return False
+    document = tomlkit.parse(matrix.path.read_text(encoding="utf-8"))
+    table = document["upstream"]
+    old = matrix.upstream
+    values = pin.model_dump(by_alias=True)
+    for key, value in values.items():
+        table[key] = value
+    document["fork"]["revision"] = 1
+    text = _with_release(tomlkit.dumps(document), old, pin)
+    aside = matrix.path.with_name(matrix.path.name + ".part")
+    aside.write_text(text, encoding="utf-8")
+    try:
+        if model.load(aside).upstream != pin:
+            raise MatrixError(f"{matrix.path}: the new pin could not be written.")
+        aside.replace(matrix.path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return True
+
+
+def _with_release(text: str, old: Upstream, new: Upstream) -> str:
+    """The old release in the place of the new one in [releases], or after its last line; tomlkit would put it after what follows."""
+    lines = text.split("\n")
+    if "[releases]" not in lines:
+        lines[-1:] = ["", "[releases]", ""]
+    start = lines.index("[releases]") + 1
+    end = next((i for i in range(start, len(lines)) if lines[i].startswith("[")), len(lines))
+    keys = [i for i in range(start, end) if re.match(r"\s*[\"'\w]", lines[i])]
+    there = next((i for i in keys if re.match(rf"\s*[\"']{re.escape(new.version)}[\"']\s*=", lines[i])), None)
+    entry = [f'"{old.version}" = "{old.sdist_sha256}"'] if old.sdist_sha256 != UNKNOWN else []
+    if there is not None:
+        lines[there : there + 1] = entry
+    else:
+        after = (keys[-1] if keys else start - 1) + 1
+        lines[after:after] = entry
+    return "\n".join(lines)
+
+
+def write_gitlink(root: Path, pin: Upstream) -> str:
+    """Stage the submodule's commit in this repository's index; what was done or is left to do, in words."""
+    later = f"git -C upstream fetch --tags, git -C upstream checkout {pin.tag}, git add upstream"
+    if pin.commit == UNKNOWN:
+        return (
+            f"The commit of {pin.version} is unknown, because it came from the package index alone. Where git reaches upstream: {later}, "
+            "and write commit and cutlass (git -C upstream submodule status) into wheel_matrix.toml."
+        )
+    repository = Repository(root, MatrixError)
+    if not repository.is_top_level():
+        return f"This is no git repository; the submodule was left alone ({later})."
+    stage_gitlink(root, pin.commit)
+    return f"The submodule's commit {pin.commit[:12]} is staged (git diff --cached upstream)."
+
+
+def gitlink(root: Path) -> str:
+    """The submodule's commit in this repository's index; empty where there is none."""
+    repository = Repository(root, MatrixError)
+    listed = repository.run("ls-files", "--stage", "upstream", writes=False).split() if repository.is_top_level() else []
+    return listed[1] if listed[:1] == ["160000"] else ""
+
+
+def stage_gitlink(root: Path, commit: str) -> None:
+    """Put the submodule's commit into this repository's index, or with an empty one take the submodule out of it."""
+    entry = ("--add", "--cacheinfo", f"160000,{commit},upstream") if commit else ("--force-remove", "upstream")
+    Repository(root, MatrixError).run("update-index", *entry)

@@ -1,0 +1,156 @@
+"""Other releases of upstream: a version on the package index, a tag or a commit, as a pin and its files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import httpx2
+from packaging.version import InvalidVersion, Version
+from unearth.errors import UnpackError
+
+from scripts.base import console, pip
+from scripts.base.errors import UpstreamError
+from scripts.base.git import Repository
+from scripts.source import upstream
+from scripts.source.matrix import UNKNOWN, Upstream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from unearth.fetchers import Fetcher
+
+    from scripts.source.matrix import Matrix
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release and its files."""
+
+    pin: Upstream
+    checkout: upstream.Checkout
+    how: str  # where the hash or the commit is known from
+
+    @property
+    def name(self) -> str:
+        """As a user names it."""
+        return self.pin.version
+
+
+def on_index(distribution: str, config: pip.PipConfig | None = None) -> dict[str, str | None]:
+    """The versions that the package index has an sdist of, oldest first, with the sha256 that it gives for each."""
+    config = config or pip.PipConfig.read()
+    with config.client() as session:
+        try:
+            packages = config.finder(cast("Fetcher", session), distribution).find_all_packages(distribution)
+        except (httpx2.HTTPError, OSError, UnpackError) as e:
+            raise UpstreamError(f"could not list the releases of {distribution}: {e or type(e).__name__}. Check the network.") from e
+        found = {p.version: (p.link.hash_option or {}).get("sha256", [None])[0] for p in packages if p.version and not p.link.is_wheel}
+    return dict(sorted(found.items(), key=lambda item: Version(item[0])))
+
+
+def _sdist(matrix: Matrix, version: str, sha256: str, how: str, cache: Path) -> Release:
+    known = matrix.upstream
+    if version == known.version:
+        pin = known
+    else:
+        changes = {"version": version, "tag": f"v{version}", "commit": UNKNOWN, "cutlass": UNKNOWN, "sdist_sha256": sha256}
+        pin = known.model_copy(update=changes)
+    return Release(pin, upstream.from_sdist(pin, cache, how), how)
+
+
+def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
+    """A tag or commit of the submodule, fetched where it is not there; None when there is no such thing."""
+    repository = Repository(folder, UpstreamError)
+    if not repository.is_top_level():
+        return None
+    candidates = [name, f"v{name}"]
+    resolved = _commit(repository, candidates)
+    if resolved is None:
+        console.note(f"{name} is not in the submodule; fetching its remote's tags")
+        repository.attempt("fetch", "--quiet", "--tags", "origin")
+        resolved = _commit(repository, candidates)
+    if resolved is None and re.fullmatch("[0-9a-f]{40}", name):
+        repository.attempt("fetch", "--quiet", "origin", name)
+        resolved = _commit(repository, candidates)
+    if resolved is None:
+        return None
+    tag, commit = resolved
+    entry = repository.run("ls-tree", commit, upstream.CUTLASS, writes=False).split()
+    if entry[:1] != ["160000"]:
+        raise UpstreamError(f"{name} of {folder.name} has no submodule {upstream.CUTLASS}; the series cannot be moved there.")
+    cutlass = entry[2]
+    headers = Repository(folder / upstream.CUTLASS, UpstreamError)
+    if not headers.is_top_level():
+        raise UpstreamError(f"{folder.name}/{upstream.CUTLASS} is not initialised (git -C upstream submodule update --init {upstream.CUTLASS}).")
+    if _commit(headers, [cutlass]) is None:
+        headers.attempt("fetch", "--quiet", "origin", cutlass)
+        if _commit(headers, [cutlass]) is None:
+            raise UpstreamError(f"{name} needs cutlass {cutlass}, which the remote of {headers.root} does not give.")
+    text = repository.read(f"{commit}:flash_attn/__init__.py").decode("utf-8")
+    version = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
+    if version is None:
+        raise UpstreamError(f"{name}: flash_attn/__init__.py has no __version__.")
+    sha256 = matrix.releases.get(version[1]) or on_index(matrix.upstream.distribution).get(version[1]) or UNKNOWN
+    changes = {"version": version[1], "tag": tag, "commit": commit, "cutlass": cutlass, "sdist_sha256": sha256}
+    how = f"{tag} of the submodule, commit {commit[:12]}"
+    return Release(matrix.upstream.model_copy(update=changes), upstream.from_git(folder, how, commit, cutlass), how)
+
+
+def _commit(repository: Repository, names: list[str]) -> tuple[str, str] | None:
+    for name in names:
+        status, out, _ = repository.attempt("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+        if status == 0:
+            return name, out.strip()
+    return None
+
+
+def find(matrix: Matrix, name: str, folder: Path, cache: Path, source: upstream.Source = upstream.Source.AUTO) -> Release:
+    """The release that a user names.
+
+    Args:
+        matrix: the pin and the known releases.
+        name: a version, ``latest`` (asks the index), a tag or a commit (of the submodule).
+        folder: the submodule's folder.
+        cache: where sdists are kept.
+        source: ``AUTO`` takes the submodule where it has the release.
+
+    Raises:
+        UpstreamError: there is no such release, or it cannot be had.
+    """
+    distribution = matrix.upstream.distribution
+    if name == LATEST:
+        stable = [version for version in on_index(distribution) if not Version(version).is_prerelease]
+        if not stable:
+            raise UpstreamError(f"the package index has no sdist of {distribution}.")
+        name = stable[-1]
+        console.note(f"latest is {name}")
+    if source is not upstream.Source.SDIST:
+        found = _from_git(matrix, name, folder)
+        if found is not None:
+            return found
+        if source is upstream.Source.GIT:
+            raise UpstreamError(f"--source git: the submodule {folder.name} is not initialised, or neither it nor its remote has {name}.")
+    try:
+        version = str(Version(name))
+    except InvalidVersion as e:
+        raise UpstreamError(
+            f"{name!r} is no version, and tags and commits need the submodule (git submodule update --init upstream) and a remote that has them."
+        ) from e
+    if version == matrix.upstream.version:
+        return _sdist(matrix, version, matrix.upstream.sdist_sha256, "the pin", cache)
+    if version in matrix.releases:
+        return _sdist(matrix, version, matrix.releases[version], "the sha256 in wheel_matrix.toml", cache)
+    listed = on_index(distribution)
+    if version not in listed:
+        newest = list(listed)[-8:]
+        raise UpstreamError(f"the package index has no sdist of {distribution} {version}; the newest of its {len(listed)} are {', '.join(newest)}.")
+    sha256 = listed[version]
+    if sha256 is None:
+        raise UpstreamError(
+            f"the package index gives no sha256 for {distribution} {version}; put its hash into [releases] of wheel_matrix.toml after looking at the file."
+        )
+    return _sdist(matrix, version, sha256, "the sha256 that the package index gives", cache)

@@ -1,0 +1,1 @@
+"""From the patched tree to a proved wheel: toolchain, kernels, link and packing, containers, proof."""

@@ -1,0 +1,263 @@
+"""Build wheels: which, then compile, link and pack each; rebuild one from nothing and compare."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scripts.base import console, layout
+from scripts.base.errors import BuildError, UsageError, WheelError
+from scripts.base.process import last_lines
+from scripts.series import clone
+from scripts.source import kernel_set, matrix, upstream
+from scripts.wheels import compiling, containers, kernels, toolchain, wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Job:
+    """One wheel to build."""
+
+    target: matrix.Target
+    python: str
+    kernels: tuple[kernel_set.Kernel, ...]
+    architectures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which wheels to build. Nothing said: the default target, for the running Python, with what the target lists."""
+
+    target: str | None = None  # its name, or a glob
+    every_target: bool = False
+    pythons: tuple[str, ...] = ()  # or "all" alone: those of the target
+    kernels: tuple[kernel_set.Kernel, ...] = ()
+    architectures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How wheels are built, whichever they are."""
+
+    source: upstream.Source
+    jobs: int | None = None  # compilers at once; None: by cores and memory
+    stock: bool = False  # upstream's kernels as a bare extension, in the place of a wheel
+
+
+@dataclass(frozen=True)
+class Built:
+    """One wheel that was built."""
+
+    path: Path
+    size: int
+    sha256: str
+    seconds: float
+    compiled: compiling.Compiled
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a build works: trees, objects and logs; the wheel; with a compile cache or not."""
+
+    build: Path
+    out: Path
+    cache: bool
+
+
+def _toolchain(job: Job, python: str | None, *, cache: bool) -> toolchain.Toolchain:
+    tools = toolchain.assemble(job.target, python, layout.BUILD, cache=cache)
+    console.note(f"nvcc {tools.toolkit.version}: {tools.toolkit.why}")
+    console.note(f"C++ compiler {tools.cxx}: {tools.cxx_version}")
+    return tools
+
+
+def _compile(plan: kernels.Plan, units: list[kernels.Unit], jobs: int | None) -> compiling.Compiled:
+    compiled = compiling.compile_units(plan, units, jobs)
+    console.note(
+        f"{compiled.built} compiled in {console.duration(compiled.seconds)}; compile cache: {compiled.cache_hits} hits, {compiled.cache_misses} misses"
+    )
+    return compiled
+
+
+def kernels_only(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Place) -> None:
+    """Compile the kernel files, which need neither torch nor Python; builds of wheels find them."""
+    _, applied = clone.apply(loaded, options.source)
+    console.step(f"Toolchain for the kernels of {job.target.name}")
+    plan = kernels.Plan(applied, _toolchain(job, None, cache=place.cache), job.kernels, job.architectures, place.build, shared_ptx=loaded.shared_ptx)
+    console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}")
+    done = _compile(plan, kernels.kernel_units(plan), options.jobs)
+    console.done(f"{len(done.objects)} objects in {done.objects[0].parent}")
+
+
+def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Place) -> Built:
+    """One wheel, or stock's bare extension."""
+    build, out = place.build, place.out
+    started = time.monotonic()
+    if options.stock:  # the first patch alone, which lets a build choose kernels and no more
+        patches, applied = clone.apply(loaded, options.source, build / "stock-source", count=1)
+    else:
+        patches, applied = clone.apply(loaded, options.source, build / "source")
+    console.step(f"Toolchain for {job.target.name}, Python {job.python}")
+    tools = _toolchain(job, job.python, cache=place.cache)
+    console.note(f"torch {tools.environment.torch}")
+    flavour = kernels.STOCK if options.stock else kernels.FORK
+    plan = kernels.Plan(applied, tools, job.kernels, job.architectures, build, flavour, loaded.shared_ptx)
+    console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding")
+    binding = kernels.binding_unit(plan)
+    compiled = _compile(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
+    extension = binding.target.parent / f"{flavour.extension}-{kernels.extension_key(compiled.objects, wheel.link_options(tools))}.so"
+    if not extension.exists():
+        console.step("Linking")
+        wheel.link(tools, compiled.objects, extension, build / "logs" / "link.log")
+    if options.stock:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"{flavour.extension}.cpython-{tools.environment.tag[2:]}-x86_64-linux-gnu.so"
+        shutil.copyfile(extension, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+    else:
+        facts = wheel.provenance(loaded, job.target, patches, plan)
+        path = wheel.pack(loaded, job.target, plan, extension, facts, notice=layout.ROOT / "NOTICE", dist=out)
+    content = path.read_bytes()
+    built = Built(path, len(content), hashlib.sha256(content).hexdigest(), time.monotonic() - started, compiled)
+    console.done(f"{path}  {built.size / 1e6:.1f} MB  {console.duration(built.seconds)}")
+    console.note(f"sha256 {built.sha256}")
+    return built
+
+
+@contextmanager
+def _other_settings() -> Iterator[None]:
+    """Settings of another user's: what they change in a wheel is a defect."""
+    before = dict(os.environ)
+    mask = os.umask(0o077)
+    os.environ.update(TZ="Pacific/Kiritimati", LC_ALL="C")
+    os.environ.pop("SOURCE_DATE_EPOCH", None)
+    try:
+        yield
+    finally:
+        os.umask(mask)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _rebuild(loaded: matrix.Matrix, job: Job, options: BuildOptions, built: Built) -> None:
+    """Build once more from nothing (no objects, no compile cache), in another folder; compare byte for byte.
+
+    Torch's environment alone is shared: pip made it, we do not. An interrupted check keeps what it compiled for the next.
+    """
+    folder = layout.BUILD / "check-reproducible"
+    console.step(f"Building again from nothing, in {folder}")
+    with _other_settings():
+        again = build_one(loaded, job, options, Place(folder, folder / "dist", cache=False))
+    if again.sha256 != built.sha256:
+        raise WheelError(f"{built.path} is not what a build from nothing gives ({again.path}):\n{_difference(built.path, again.path)}")
+    shutil.rmtree(folder)
+    console.done(f"{built.path.name}: byte for byte the same, from nothing in {console.duration(again.seconds)}")
+
+
+def _difference(ours: Path, theirs: Path) -> str:
+    """What differs between two wheels: diffoscope's account where that is installed, else the names of the files."""
+    program = shutil.which("diffoscope")
+    if program:
+        shown = subprocess.run([program, "--text=-", str(ours), str(theirs)], capture_output=True, text=True, errors="replace", check=False)
+        return last_lines(shown.stdout or shown.stderr, 100)
+    if not zipfile.is_zipfile(ours):
+        return "    the extension differs (pip install diffoscope shows where)"
+    with zipfile.ZipFile(ours) as a, zipfile.ZipFile(theirs) as b:
+        names = [n for n in sorted({*a.namelist(), *b.namelist()}) if n not in a.namelist() or n not in b.namelist() or a.read(n) != b.read(n)]
+    return f"    {', '.join(names) or 'the archive itself, not what is in it'} (pip install diffoscope shows more)"
+
+
+def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
+    """The wheels of a choice: each target with each Python.
+
+    Raises:
+        UsageError: there is no such target, or none has what was asked for.
+    """
+    if choice.every_target:
+        targets = loaded.targets
+    elif choice.target is None:
+        targets = (loaded.default(),)
+    else:
+        targets = tuple(t for t in loaded.targets if fnmatch.fnmatchcase(t.name, choice.target)) or (loaded.named(choice.target),)
+    jobs = []
+    for target in targets:
+        wanted = target.pythons if choice.pythons == ("all",) else choice.pythons or (None,)
+        for version in wanted:
+            try:
+                python = toolchain.check_python(target, version)
+            except UsageError as e:
+                if len(targets) == 1:
+                    raise
+                console.warn(f"left out: {e}")
+                continue
+            if mistake := matrix.too_early(target.cuda, choice.architectures):
+                raise UsageError(f"--arch: {mistake}; target {target.name} is for CUDA {target.cuda}.")
+            jobs.append(Job(target, python, choice.kernels or target.kernels, choice.architectures or target.architectures))
+    if not jobs:
+        raise UsageError("no target has the Python that was asked for.")
+    return jobs
+
+
+def made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
+    """The kernels of a job whose objects are there."""
+    applied, tools = clone.standing(loaded), toolchain.present(job.target, layout.BUILD)
+    if applied is None or tools is None:
+        return set()
+    units = kernels.kernel_units(kernels.Plan(applied, tools, job.kernels, job.architectures, layout.BUILD, shared_ptx=loaded.shared_ptx))
+    return {k for k in job.kernels if any(unit.target.stem == k.name and unit.target.exists() for unit in units)}
+
+
+def build_all(loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, *, check_reproducible: bool) -> list[Built | BuildError]:
+    """Build one after the other; a failure stops no other. A single one raises it."""
+
+    def build(job: Job) -> Built:
+        built = build_one(loaded, job, options, place)
+        if check_reproducible:
+            _rebuild(loaded, job, options, built)
+        return built
+
+    if len(jobs) == 1:
+        return [build(jobs[0])]
+    results: list[Built | BuildError] = []
+    for job in jobs:
+        try:
+            results.append(build(job))
+        except BuildError as e:
+            console.error(f"{job.target.name}, Python {job.python}: {e}")
+            results.append(e)
+    return results
+
+
+def in_containers(loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, asked_image: str | None) -> list[BuildError]:
+    """One container a target: its kernels once, then a wheel for each Python. What failed; a failure stops no other."""
+    by_target: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_target.setdefault(job.target.name, []).append(job)
+    failed: list[BuildError] = []
+    for name, group in by_target.items():
+        first = group[0]
+        words = ["--target", name, "--kernels", ",".join(kernel_set.spell_kernels(first.kernels)), "--arch", ",".join(first.architectures)]
+        words += ["--source", "sdist", *(["--jobs", str(options.jobs)] if options.jobs else []), *([] if place.cache else ["--no-cache"])]
+        try:
+            image = asked_image or loaded.images.get(first.target.cuda)
+            if image is None:
+                raise UsageError(f"[images] of {loaded.path.name} has none for CUDA {first.target.cuda}; name one with --image.")
+            request = containers.Request(first.target, tuple(job.python for job in group), tuple(words), image)
+            for path in containers.build(request, layout.ROOT, place.build / "containers", place.out):
+                console.done(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
+                console.note(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
+        except BuildError as e:
+            console.error(f"{name}: {e}")
+            failed.append(e)
+    return failed

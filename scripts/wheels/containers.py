@@ -1,0 +1,246 @@
+"""Build wheels in containers through cibuildwheel: kernels once in each, then one wheel a Python, repaired, audited and imported.
+
+The container gets the files that git tracks, or would, and nothing else. Kernels, binding and packing are the same commands as
+outside. Compile cache, sdists and pip's downloads are kept between containers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tomlkit
+
+from scripts.base import console, files, layout
+from scripts.base.errors import ToolchainError, WheelError
+from scripts.base.git import Repository
+from scripts.base.process import quoted
+from scripts.wheels import wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scripts.source.matrix import Target
+
+LOCAL_IMAGE = "localhost/flash-attention-deterministic"
+_BACKEND = "backend.py"
+_PACKAGE = "package"
+_CACHE = "/root/.cache"  # inside; one folder of the user's for all containers, as they write as root
+_ENVIRONMENT = (
+    "PIP_INDEX_URL",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_CERT",
+    "PIP_DEFAULT_TIMEOUT",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "SCCACHE_CACHE_SIZE",
+)
+# Named by manylinux's policy, by torch, or loaded by torch before us.
+_ELSEWHERE = ("libtorch*.so", "libc10*.so", "libcudart.so.*", "libcuda.so.*")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A program that runs containers, and what its settings are."""
+
+    name: str  # docker or podman
+    environment: dict[str, str]
+    wrapper: tuple[str, ...]  # runs before what uses the engine
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one container builds: a target's kernels, and a wheel for each Python."""
+
+    target: Target
+    pythons: tuple[str, ...]
+    options: tuple[str, ...]  # of the build command inside
+    image: str
+
+
+# --- the engine ---
+
+
+def _settings(folder: Path) -> dict[str, str]:
+    """A podman of our own: images under ``folder``, no cgroups, no bridge; it runs where a machine's own could not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    store, settings = folder / "storage.conf", folder / "containers.conf"
+    files.write(store, f'[storage]\ndriver = "overlay"\ngraphroot = "{folder / "store"}"\nrunroot = "{folder / "run"}"\n')
+    files.write(
+        settings,
+        f'[containers]\ncgroups = "disabled"\nnetns = "host"\ndefault_ulimits = ["nofile=20000:20000", "nproc=32768:32768"]\n'
+        f'[engine]\nevents_logger = "none"\ntmp_dir = "{folder / "tmp"}"\n',
+    )
+    return {"CONTAINERS_STORAGE_CONF": str(store), "CONTAINERS_CONF": str(settings)}
+
+
+def _wrapper() -> tuple[str, ...]:
+    """Crun refuses a machine with both kinds of cgroups: hide the second from it, in a namespace of its own."""
+    unified = Path("/sys/fs/cgroup/unified")
+    if not unified.is_dir() or os.geteuid() != 0:
+        return ()
+    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", f'umount {unified}; exec "$@"', "sh")
+
+
+def find_engine(image: str, folder: Path) -> Engine:
+    """Docker, or podman where there is none or the image is the one that :func:`scripts.wheels.image.make_image` made.
+
+    Raises:
+        ToolchainError: neither works.
+    """
+    local = image.startswith("localhost/")
+    if not local and shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0:
+        return Engine("docker", {}, ())
+    if shutil.which("podman"):
+        return Engine("podman", _settings(folder), _wrapper())
+    raise ToolchainError(
+        "no container engine: docker does not answer and podman is not installed. Install one (Debian, Ubuntu: apt install podman crun)."
+    )
+
+
+def podman(engine: Engine, *arguments: str) -> int:
+    """A command's exit status."""
+    return subprocess.run(
+        [*engine.wrapper, "podman", *arguments], env={**os.environ, **engine.environment}, capture_output=True, check=False
+    ).returncode
+
+
+# --- what goes into the container ---
+
+
+def stage(root: Path, folder: Path, pythons: Sequence[str]) -> Path:
+    """The project that cibuildwheel copies: what git tracks or would, and a package whose build backend runs our build."""
+    shutil.rmtree(folder, ignore_errors=True)
+    repository = Repository(root, WheelError)
+    for name in repository.run("ls-files", "-z", "--cached", "--others", "--exclude-standard", writes=False).split("\0"):
+        if name and (root / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name)
+    project = tomlkit.parse((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    package = folder / _PACKAGE
+    package.mkdir()
+    shutil.copy2(Path(__file__).with_name("pep517.py"), package / _BACKEND)
+    described = tomlkit.document()
+    described["build-system"] = {"requires": list(project["dependencies"]), "build-backend": "backend", "backend-path": ["."]}
+    # cibuildwheel reads it to see which Pythons to build for; the wheel's own metadata are upstream's.
+    described["project"] = {"name": "flash-attn", "version": "0", "requires-python": f">={min(pythons, key=lambda p: int(p[2:]))}"}
+    files.write(package / "pyproject.toml", tomlkit.dumps(described))
+    return package
+
+
+def configuration(request: Request, engine: Engine, requirements: Sequence[str], python: str) -> str:
+    """Cibuildwheel's settings for one container.
+
+    Args:
+        request: what it builds.
+        engine: what runs it.
+        requirements: of our build system, for the kernels' environment inside.
+        python: this process's interpreter, which audits on the host.
+    """
+    inside = "/opt/python/cp{0}-cp{0}/bin/python".format(request.pythons[0].replace(".", ""))
+    build = quoted(["/opt/kernels/bin/python", "-m", "scripts", "build", "--kernels-only", "--python", request.pythons[0], *request.options])
+    before = [
+        f"{{ command -v uv || {{ {inside} -m pip install --quiet uv && ln -s $(dirname $(readlink -f {inside}))/uv /usr/local/bin/uv; }}; }}",
+        f"{inside} -m venv /opt/kernels",
+        f"/opt/kernels/bin/python -m pip install --quiet {quoted(requirements)}",
+        f"cd {{project}} && {build}",
+    ]
+    excluded = " ".join(f"--exclude {shlex.quote(name)}" for name in _ELSEWHERE)
+    settings = tomlkit.document()
+    settings["tool"] = {
+        "cibuildwheel": {
+            "build": [f"cp{p.replace('.', '')}-manylinux_x86_64" for p in request.pythons],
+            "archs": ["x86_64"],
+            "container-engine": {"name": engine.name, "disable-host-mount": True, "create-args": [f"--volume={layout.cache('containers')}:{_CACHE}"]},
+            "manylinux-x86_64-image": request.image,
+            "environment": {"FA2_BUILD": quoted(request.options), "XDG_CACHE_HOME": _CACHE},
+            "environment-pass": list(_ENVIRONMENT),
+            # Isolates by a virtual environment, where pip sets variables that reach torch's own; and with uv the audit's
+            # environment on the host is made by it too, without a download from a place that may be out of reach.
+            "build-frontend": "build[uv]",
+            "before-all": " && ".join(before),
+            "repair-wheel-command": f"auditwheel repair {excluded} -w {{dest_dir}} {{wheel}}",
+            "audit-requires": [],
+            "audit-command": f"{quoted([python])} -m scripts audit {{wheel}}",
+            # dlopen resolves every symbol: a wheel that imports beside its torch lacks none.
+            "test-command": 'python -c "import flash_attn; flash_attn.fork_info()"',
+        }
+    }
+    return tomlkit.dumps(settings)
+
+
+# --- running ---
+
+# A job in the background may be deaf to Ctrl-C, and it is by this that cibuildwheel takes its container away.
+_CIBUILDWHEEL = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); runpy.run_module('cibuildwheel', run_name='__main__', alter_sys=True)"
+
+
+def _show(command: Sequence[str], cwd: Path, environment: dict[str, str], log: Path) -> int:
+    """Run a command in a session of its own, show and log what it says, and interrupt it once when we are; its exit status."""
+    with (
+        log.open("w", encoding="utf-8") as record,
+        subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                record.write(line)
+                console.note(line.rstrip("\n"))
+            return process.wait()
+        finally:
+            if process.poll() is None:
+                console.warn("stopping the container")
+                os.killpg(process.pid, signal.SIGINT)
+                process.communicate()
+
+
+def build(request: Request, root: Path, folder: Path, out: Path) -> list[Path]:
+    """The wheels of one container, moved into ``out``.
+
+    Raises:
+        ToolchainError: no engine.
+        WheelError: cibuildwheel failed; its output was shown, and is in the log.
+    """
+    if importlib.util.find_spec("cibuildwheel") is None:
+        raise ToolchainError("cibuildwheel is not installed: run this through nox, with a Python of 3.11 or later (nox -s build -- --containers).")
+    engine = find_engine(request.image, folder / "podman")
+    work = folder / request.target.name
+    package = stage(root, work / "project", request.pythons)
+    requirements = tomlkit.parse((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    config, wheels, log = work / "cibuildwheel.toml", work / "wheels", work / "cibuildwheel.log"
+    files.write(config, configuration(request, engine, list(requirements), sys.executable))
+    layout.cache("containers").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(wheels, ignore_errors=True)
+    command = [*engine.wrapper, sys.executable, "-c", _CIBUILDWHEEL, "--platform", "linux", "--config-file", config, "--output-dir", wheels, package]
+    if request.image.startswith("localhost/") and podman(engine, "image", "exists", request.image) != 0:
+        raise ToolchainError(f"there is no image {request.image}; nox -s image makes {LOCAL_IMAGE}.")
+    console.step(f"cibuildwheel, in {request.image} by {engine.name}; log: {log}")
+    environment = {**os.environ, **engine.environment, "PYTHONPATH": str(root), "NO_COLOR": "1"}
+    status = _show([str(word) for word in command], package.parent, environment, log)
+    if status != 0:
+        raise WheelError(f"cibuildwheel exited with {status}; the last lines above say why, the whole log is {log}.")
+    out.mkdir(parents=True, exist_ok=True)
+    made = []
+    for path in sorted(wheels.glob("*.whl")):
+        aside = out / f".{path.name}.part"
+        shutil.copyfile(path, aside)
+        wheel.publish(aside, out / path.name)
+        made.append(out / path.name)
+    shutil.rmtree(work / "project")
+    return made

@@ -1,0 +1,285 @@
+"""What is compiled, kernel files and the binding apart from each other: units, flags, and the keys of their folders.
+
+A build folder is named by the digest of everything that its objects depend on, so a finished object is
+never stale and an interrupted build goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from scripts.base.process import quoted
+from scripts.source.kernel_set import Kernel, Pass
+from scripts.source.matrix import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from scripts.series.tree import Snapshot, Tree
+    from scripts.wheels.toolchain import Toolchain
+
+# As upstream's setup.py has them, so that stock and patched kernels are compiled alike.
+NVCC_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_HALF2_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "--expt-relaxed-constexpr",
+    "--expt-extended-lambda",
+    "--use_fast_math",
+)
+CXX_FLAGS = ("-O3", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
+# What machine code shrinks to a quarter with; an object of 13.0 asks for a driver that can unpack it anyway (R580).
+_COMPRESS = ("--compress-mode=size",)
+_COMPRESS_FROM = Version("13.0")
+_CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream builds with 17
+# nvcc puts a hash of the source's real path, one of the working directory and its process id into the names of what is
+# static in a kernel file. The first is the last path given; the seed takes the others' place. (12.4 has neither them nor a seed.)
+_NAMED = "-Xcudafe=--orig_src_path_name -Xcudafe=$source"
+_SEEDED = " --frandom-seed=$source"
+_INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
+
+# Options that nvcc (and its nvcc.profile), g++ and ld take from the environment: they would be in no digest, and in no wheel's provenance.
+HIDDEN_OPTIONS = (
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
+    *("CUDAFE_FLAGS", "NVVM_FLAGS", "PTXAS_FLAGS", "OCG_FLAGS"),
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LIBRARY_PATH", "LD_RUN_PATH"),
+)
+
+# Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
+# order the files, limit the jobs and weigh the progress bar; what is built does not depend on them.
+_SECONDS = {
+    (Pass.FWD, False): 83,
+    (Pass.FWD, True): 73,
+    (Pass.SPLIT, False): 125,
+    (Pass.SPLIT, True): 115,
+    (Pass.BWD, False): 103,
+    (Pass.BWD, True): 96,
+}
+_FRONT_HALF = 0.75  # of them, up to PTX
+_BYTES = {Pass.FWD: 4.0e9, Pass.SPLIT: 4.0e9, Pass.BWD: 6.5e9}
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """The extension's name, and what tells its code from another's in the same process."""
+
+    extension: str
+    defines: tuple[str, ...] = ()
+    torch_in_kernels: bool = False  # upstream's own kernel files include torch, ours do not
+    stand_ins: Path | None = None  # headers in the place of torch's for CUDA
+    code: tuple[str, ...] = ()  # flags for what kernels become, in the place of machine code for the plan's architectures
+
+
+FORK = Flavour("flash_attn_2_cuda")
+# Unpatched kernels to measure against, beside ours: its own module name and C++ namespace.
+STOCK = Flavour("flash_stock_cuda", ("-DFLASH_NAMESPACE=flash_stock",), torch_in_kernels=True)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """How source files are compiled, whatever they become a part of."""
+
+    tree: Snapshot
+    toolchain: Toolchain
+    kernels: tuple[Kernel, ...]
+    architectures: tuple[str, ...]
+    build: Path
+    flavour: Flavour = FORK
+    shared_ptx: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan(Compilation):
+    """What is compiled: a source tree into an extension."""
+
+    tree: Tree
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source file and the object it becomes."""
+
+    source: str  # relative to the tree
+    target: Path
+    rule: str  # nvcc or cxx
+    seconds: float
+    memory: float
+    key: str = ""  # the digest of all that the object depends on, where its place has one
+
+
+def seconds_expected(kernel: Kernel, architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> float:
+    """A guess at the CPU seconds of one kernel file."""
+    front = len(front_halves(architectures, shared_ptx))
+    return _SECONDS[kernel.kind, kernel.causal] * (_FRONT_HALF * front + (1 - _FRONT_HALF) * len(architectures))
+
+
+def masks(kernels: Sequence[Kernel]) -> list[str]:
+    """Definitions that tell the binding which kernels there are (``fork_kernel_set.h``)."""
+    return [f"-DFORK_KERNELS_{kind.name}=0x{sum(1 << k.bit for k in kernels if k.kind is kind):06x}" for kind in Pass] + _without_bias(kernels)
+
+
+def _without_bias(kernels: Sequence[Kernel]) -> list[str]:
+    return [] if all(k.bias for k in kernels) else ["-DFORK_NO_BIAS"]
+
+
+def for_gpus(architectures: Sequence[str]) -> str:
+    """The definition that tells kernel files which machine code there will be, and no PTX (``fork_gpus.h``)."""
+    return f"-DFORK_ARCHITECTURES=0x{sum(1 << ARCHITECTURES.index(a) for a in architectures):03x}"
+
+
+def front_halves(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """For which compute capabilities PTX is made, and machine code for which from it.
+
+    >>> front_halves(("80", "90", "120"), {"80": ("86", "90")})
+    {'80': ('80', '90'), '120': ('120',)}
+    >>> front_halves(("90",), {"80": ("86", "90")})
+    {'90': ('90',)}
+    """
+    made: dict[str, tuple[str, ...]] = {}
+    for architecture in architectures:
+        base = next((b for b, others in shared_ptx.items() if architecture in (b, *others)), architecture)
+        group = tuple(a for a in architectures if a in (base, *shared_ptx.get(base, ())))
+        made |= {base: group} if len(group) > 1 else {architecture: (architecture,)}
+    return made
+
+
+def gencode(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Options for machine code of these compute capabilities, and no PTX."""
+    return [
+        f"-gencode=arch=compute_{base},code=" + (f"sm_{group[0]}" if len(group) == 1 else f"[{','.join(f'sm_{a}' for a in group)}]")
+        for base, group in front_halves(architectures, shared_ptx).items()
+    ]
+
+
+def nvcc_flags(plan: Compilation) -> list[str]:
+    """The flags that decide what a kernel file becomes; they go into a wheel's provenance."""
+    flags = [*NVCC_FLAGS, *_without_bias(plan.kernels)]
+    if not plan.flavour.torch_in_kernels:
+        flags.append(for_gpus(plan.architectures))
+    if plan.flavour.code:
+        return [*flags, *plan.flavour.code]
+    compress = _COMPRESS if Version(plan.toolchain.toolkit.release) >= _COMPRESS_FROM else ()
+    return [*flags, *compress, *gencode(plan.architectures, plan.shared_ptx)]
+
+
+def digest(*parts: object) -> str:
+    """What tells one choice of inputs from another, as the name of a folder."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+def _site(plan: Compilation) -> str:
+    """Where torch lies, as seen from the source tree."""
+    return os.path.relpath(plan.toolchain.environment.site.resolve(), plan.tree.root.resolve())
+
+
+def extension_key(objects: Sequence[Path], options: Sequence[str]) -> str:
+    """What tells one extension from another: the linker's options, and objects, whose folders follow from their content."""
+    return digest([f"{path.parent.name}/{path.name}" for path in objects], options)
+
+
+def _includes(plan: Compilation, *, torch: bool) -> list[str]:
+    toolchain = plan.toolchain
+    folders: list[str | Path] = [*toolchain.toolkit.include]
+    words = [f"-I{folder}" for folder in _INCLUDES]
+    if torch:
+        site, env = _site(plan), toolchain.environment
+        folders = [
+            f"{site}/torch/include",
+            f"{site}/torch/include/torch/csrc/api/include",
+            env.include,
+            *folders,
+            *(f"{site}/{folder.relative_to(env.site)}/include" for folder in env.cuda),
+        ]
+        words += [_abi(toolchain)]
+    return [*words, *(word for folder in folders for word in ("-isystem", str(folder)))]  # apart: nvcc does not take them joined
+
+
+def _abi(toolchain: Toolchain) -> str:
+    return f"-D_GLIBCXX_USE_CXX11_ABI={int(toolchain.environment.cxx11_abi)}"
+
+
+def _named(tools: Toolchain) -> str:
+    return _NAMED + (_SEEDED if tools.toolkit.takes_seed else "")
+
+
+def kernel_units(plan: Plan) -> list[Unit]:
+    """Kernel files, longest first, in the folder of their digest: sources, compiler, flags, architectures. No Python, and no torch but in stock's."""
+    tools = plan.toolchain
+    torch = (tools.environment.torch, _abi(tools)) if plan.flavour.torch_in_kernels else None
+    compilers = (tools.toolkit.version, tools.cxx_version)
+    key = digest(plan.tree.kernel_sources, *compilers, torch, nvcc_flags(plan), _named(tools), plan.flavour.defines)
+    folder = plan.build / "kernels" / key
+    units = [
+        Unit(
+            f"csrc/flash_attn/src/{k.source}",
+            folder / f"{k.name}.o",
+            "nvcc",
+            seconds_expected(k, plan.architectures, plan.shared_ptx),
+            _BYTES[k.kind],
+            key,
+        )
+        for k in plan.kernels
+    ]
+    return sorted(units, key=lambda unit: (-unit.seconds, unit.source))
+
+
+def binding_unit(plan: Plan) -> Unit:
+    """``flash_api.cpp``: it alone depends on Python, torch's ABI and the choice of kernels."""
+    tools = plan.toolchain
+    parts = (tools.environment.torch, tools.environment.tag, _abi(tools), tools.toolkit.version, tools.cxx_version)
+    flavour = plan.flavour
+    others = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(flavour.stand_ins.rglob("*.h"))] if flavour.stand_ins else []
+    key = digest(plan.tree.sources, *parts, *tools.environment.pybind, CXX_FLAGS, flavour.extension, flavour.defines, masks(plan.kernels), *others)
+    return Unit("csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9, key)
+
+
+def _nvcc(plan: Compilation) -> str:
+    """The command for a kernel file, with ninja's variables for what differs."""
+    tools = plan.toolchain
+    words: list[str | Path] = [
+        tools.toolkit.nvcc,
+        *nvcc_flags(plan),
+        f"-ccbin={tools.cxx}",
+        "-Xcompiler=-fPIC",
+        *plan.flavour.defines,
+    ]
+    words += _includes(plan, torch=plan.flavour.torch_in_kernels)
+    return f"{quoted(words)} {_named(tools)} -c $staged"
+
+
+def _cxx(plan: Compilation) -> str:
+    """The command for the binding, likewise."""
+    words: list[str | Path] = [
+        plan.toolchain.cxx,
+        *CXX_FLAGS,
+        "-std=c++20" if Version(plan.toolchain.environment.torch) >= _CXX20_FROM else "-std=c++17",
+        f"-DTORCH_EXTENSION_NAME={plan.flavour.extension}",
+        *masks(plan.kernels),
+        *plan.flavour.defines,
+        *plan.toolchain.environment.pybind,
+    ]
+    if plan.flavour.stand_ins:
+        words.append(f"-I{os.path.relpath(plan.flavour.stand_ins, plan.tree.root)}")
+    # The messages of torch's checks name its headers; where they lay is nobody's business.
+    words += [*_includes(plan, torch=True), f"-ffile-prefix-map={_site(plan)}/="]
+    return f"{quoted(words)} -c $source"
+
+
+def command_of(plan: Compilation, rule: str) -> str:
+    """What compiles a unit of this rule, with ninja's variables for what differs from unit to unit."""
+    return {"nvcc": _nvcc, "cxx": _cxx}[rule](plan)
+
+
+def environment() -> dict[str, str]:
+    """The environment of compilers, and of the cache that starts them."""
+    return {name: value for name, value in os.environ.items() if name not in HIDDEN_OPTIONS}
