@@ -156,7 +156,7 @@ def test_a_file_that_cannot_run_or_has_no_cases_is_an_error(tmp_path: Path, text
     ("of_case", "own"),
     [
         ({"off": "failed: assert 3 <= 2", "on": "failed: assert 3 <= 2", "stock": "failed: assert 3 <= 2"}, True),
-        ({"off": "failed: assert 3 <= 2", "on": "passed", "stock": "failed: assert 3 <= 2"}, True),
+        ({"off": "failed: AssertionError: assert 3 <= 2", "on": "passed", "stock": "failed: AssertionError: assert 3 <= 2"}, True),
         ({"off": "failed: assert 3 <= 2", "on": "failed: RuntimeError", "stock": "failed: assert 3 <= 2"}, False),
         ({"off": "passed", "on": "failed: assert 3 <= 2", "stock": "failed: assert 3 <= 2"}, False),
         ({"off": "failed: assert 3 <= 2", "on": "passed", "stock": "passed"}, False),

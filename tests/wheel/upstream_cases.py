@@ -236,7 +236,7 @@ def counts(outcomes: Outcomes) -> dict[str, dict[str, int]]:
 
 def is_upstreams_own(of_case: dict[str, str]) -> bool:
     """Whether a case that failed misses a bound on stock too, and with the mode off; and with it on misses a bound, if it fails."""
-    missed = {mode: outcome.startswith("failed: assert") for mode, outcome in of_case.items()}
+    missed = {mode: outcome.startswith(("failed: assert", "failed: AssertionError")) for mode, outcome in of_case.items()}
     return missed.get("stock", False) and missed["off"] and (missed["on"] or of_case["on"] == "passed")
 
 
