@@ -12,10 +12,27 @@ nox.options.sessions = ["tests"]
 
 def _command(session: nox.Session) -> None:
     """Install the build system and run the command that the session is named after."""
-    package = ".[containers]" if "--containers" in session.posargs else ".[bench]" if any(a.startswith("--picture") for a in session.posargs) else "."
-    session.install("--quiet", "--editable", package, *(["pytest>=8.4"] if session.name in ("guards", "rebase") else []))  # guards may be tests
+    package = (
+        ".[containers]"
+        if "--containers" in session.posargs
+        else ".[bench]"
+        if any(a.startswith("--picture") for a in session.posargs)
+        else "."
+    )
+    session.install(
+        "--quiet", "--editable", package, *(["pytest>=8.4"] if session.name in ("guards", "rebase") else [])
+    )  # guards may be tests
     # Ctrl-C: give the compilers time to stop and their half-written files time to go. stderr: nox would put it among --json's answer.
-    session.run("python", "-m", "scripts", session.name, *session.posargs, interrupt_timeout=60, terminate_timeout=30, stderr=None)
+    session.run(
+        "python",
+        "-m",
+        "scripts",
+        session.name,
+        *session.posargs,
+        interrupt_timeout=60,
+        terminate_timeout=30,
+        stderr=None,
+    )
 
 
 @nox.session
@@ -140,7 +157,9 @@ def tests(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", *session.posargs)
     else:
         session.run("python", "-m", "pytest", "--numprocesses=auto", "scripts", "tests/unit")
-        session.run("python", "-m", "pytest", "tests/integration")  # one by one: compilers take all cores and the memory
+        session.run(
+            "python", "-m", "pytest", "tests/integration"
+        )  # one by one: compilers take all cores and the memory
 
 
 @nox.session

@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -91,7 +99,13 @@ def progress(what: str, total: int, completed: int) -> Iterator[Callable[[str, f
     Yields:
         A function that counts one more file as done: its name, and the seconds left.
     """
-    columns = [TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft()]
+    columns = [
+        TextColumn("  {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        _TimeLeft(),
+    ]
     with Progress(*columns, console=out) as bars:
         bar = bars.add_task(what, total=total, completed=completed)
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 # Variables such as GIT_DIR would send a command elsewhere; GitPython can set variables but not unset them.
 for _name in [
-    name for name in os.environ if name.startswith("GIT_") and name not in ("GIT_SSL_CAINFO", "GIT_PYTHON_GIT_EXECUTABLE", "GIT_PYTHON_REFRESH")
+    name
+    for name in os.environ
+    if name.startswith("GIT_")
+    and name not in ("GIT_SSL_CAINFO", "GIT_PYTHON_GIT_EXECUTABLE", "GIT_PYTHON_REFRESH")
 ]:
     del os.environ[_name]
 
@@ -90,7 +93,9 @@ def _environment() -> dict[str, str]:
 
 def flaw(patch: Path) -> str:
     """What git finds wrong in a patch's diff, as ``corrupt patch at line 39``; empty if it can read it."""
-    status, _, err = Repository(patch.parent, SeriesError)._execute("apply", "--numstat", str(patch.resolve()))
+    status, _, err = Repository(patch.parent, SeriesError)._execute(
+        "apply", "--numstat", str(patch.resolve())
+    )
     return "" if status == 0 else err.strip().removeprefix("error: ")
 
 
@@ -120,18 +125,24 @@ class Repository:
     def run(self, *arguments: str, writes: bool = True, stdin: Path | None = None) -> str:
         """Run git and return its standard output; raise the repository's error with both streams."""
         if writes and not self.is_top_level():
-            raise self._error(f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one.")
+            raise self._error(
+                f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one."
+            )
         with stdin.open("rb") if stdin else nullcontext() as stream:
             status, out, err = self._execute(*arguments, stdin=stream)
         if status != 0:
-            raise self._error(f"{quoted(['git', '-C', str(self.root), *arguments])} exited with {status}.\n{last_lines(err or out)}")
+            raise self._error(
+                f"{quoted(['git', '-C', str(self.root), *arguments])} exited with {status}.\n{last_lines(err or out)}"
+            )
         return str(out)
 
     def raw(self, *arguments: str) -> bytes:
         """The bytes that a git command that writes nothing prints."""
         status, out, err = self._execute(*arguments, raw=True)
         if status != 0:
-            raise self._error(f"{quoted(['git', '-C', str(self.root), *arguments])} exited with {status}.\n{last_lines(err)}")
+            raise self._error(
+                f"{quoted(['git', '-C', str(self.root), *arguments])} exited with {status}.\n{last_lines(err)}"
+            )
         return bytes(out)
 
     def read(self, name: str) -> bytes:
@@ -140,7 +151,11 @@ class Repository:
 
     def files(self, tree: str, *paths: str) -> list[str]:
         """The files of a commit or tree."""
-        return [name for name in self.run("ls-tree", "-r", "-z", "--name-only", tree, *paths, writes=False).split("\0") if name]
+        return [
+            name
+            for name in self.run("ls-tree", "-r", "-z", "--name-only", tree, *paths, writes=False).split("\0")
+            if name
+        ]
 
     def resolve(self, name: str) -> str:
         """The object id of a name, such as ``HEAD`` or ``HEAD:csrc``."""
@@ -162,10 +177,14 @@ class Repository:
     def attempt(self, *arguments: str) -> tuple[int, str, str]:
         """Run git and return status, standard output and standard error, whatever they are."""
         if not self.is_top_level():
-            raise self._error(f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one.")
+            raise self._error(
+                f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one."
+            )
         return self._execute(*arguments)
 
-    def _execute(self, *arguments: str, raw: bool = False, stdin: BinaryIO | None = None) -> tuple[int, Any, str]:
+    def _execute(
+        self, *arguments: str, raw: bool = False, stdin: BinaryIO | None = None
+    ) -> tuple[int, Any, str]:
         if not self.root.is_dir():
             raise self._error(f"{self.root} is no folder: git {arguments[0]} cannot run there.")
         try:
@@ -178,5 +197,7 @@ class Repository:
                 istream=stdin,
             )
         except gitpython.GitCommandNotFound as e:
-            raise self._error("git is not installed, or not on PATH (Debian, Ubuntu: apt install git).") from e
+            raise self._error(
+                "git is not installed, or not on PATH (Debian, Ubuntu: apt install git)."
+            ) from e
         return int(status), out, str(err)

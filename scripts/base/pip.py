@@ -53,7 +53,10 @@ class PipConfig:
                 )
             listing = done.stdout
         values: dict[str, str] = {}
-        lines = [re.fullmatch(r"(?P<section>[^.=]+)\.(?P<key>[^=]+)=(?P<value>.*)", line) for line in listing.splitlines()]
+        lines = [
+            re.fullmatch(r"(?P<section>[^.=]+)\.(?P<key>[^=]+)=(?P<value>.*)", line)
+            for line in listing.splitlines()
+        ]
         for wanted in ("global", "download", ":env:"):
             for match in lines:
                 if match and match["section"] == wanted:
@@ -73,17 +76,23 @@ class PipConfig:
         try:
             verify = ssl.create_default_context(cafile=self.cert) if self.cert else True
         except OSError as e:
-            raise UpstreamError(f"pip is configured with the certificates {self.cert}, which cannot be read: {e.strerror or e}.") from e
+            raise UpstreamError(
+                f"pip is configured with the certificates {self.cert}, which cannot be read: {e.strerror or e}."
+            ) from e
         return PyPIClient(trusted_hosts=self.trusted_hosts, timeout=self.timeout, verify=verify)
 
     def finder(self, session: Fetcher, distribution: str) -> PackageFinder:
         """A finder of sdists that looks where pip would."""
         if self.no_index:
             if not self.find_links:
-                raise UpstreamError("pip is configured with no-index and without find-links: there is nowhere to look for an sdist.")
+                raise UpstreamError(
+                    "pip is configured with no-index and without find-links: there is nowhere to look for an sdist."
+                )
             return PackageFinder(session, find_links=self.find_links, no_binary=[distribution])
         # Without a source of its own the finder takes the public index; the others are added after that.
-        finder = PackageFinder(session, index_urls=[self.index_url] if self.index_url else [], no_binary=[distribution])
+        finder = PackageFinder(
+            session, index_urls=[self.index_url] if self.index_url else [], no_binary=[distribution]
+        )
         for url in self.extra_index_urls:
             finder.add_index_url(url)
         for url in self.find_links:

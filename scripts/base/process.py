@@ -51,14 +51,25 @@ def run(
     """
     merged = {**{name: value for name, value in os.environ.items() if name not in without}, **(env or {})}
     try:
-        result = subprocess.run([str(c) for c in command], cwd=cwd, env=merged, capture_output=True, text=True, errors="replace", check=False)
+        result = subprocess.run(
+            [str(c) for c in command],
+            cwd=cwd,
+            env=merged,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
     except OSError as e:
         raise error(f"{what}: cannot run {quoted(command)}: {e.strerror}. {hint}".strip()) from e
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"$ {quoted(command)}\n{result.stdout}{result.stderr}", encoding="utf-8")
     if result.returncode != 0:
-        parts = [f"{what}: {quoted(command)} exited with {result.returncode}.", last_lines(result.stdout + "\n" + result.stderr)]
+        parts = [
+            f"{what}: {quoted(command)} exited with {result.returncode}.",
+            last_lines(result.stdout + "\n" + result.stderr),
+        ]
         parts += [f"The full log is {log}."] if log else []
         parts += [hint] if hint else []
         raise error("\n".join(part for part in parts if part))

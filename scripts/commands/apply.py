@@ -15,10 +15,19 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(commands, "apply", "apply the series to upstream in build/source, as commits", "Exact: no fuzz, no offset.")
-    parser.add_argument("--to", metavar="PATCH", help="stop after this patch (a number, a file name, or a part of one)")
+    parser = arguments.sub_parser(
+        commands,
+        "apply",
+        "apply the series to upstream in build/source, as commits",
+        "Exact: no fuzz, no offset.",
+    )
     parser.add_argument(
-        "--reset", action="store_true", help="replace whatever build/source holds (what a tree that apply made had besides stays under refs/replaced)"
+        "--to", metavar="PATCH", help="stop after this patch (a number, a file name, or a part of one)"
+    )
+    parser.add_argument(
+        "--reset",
+        action="store_true",
+        help="replace whatever build/source holds (what a tree that apply made had besides stays under refs/replaced)",
     )
     parser.set_defaults(run=_run)
 
@@ -28,7 +37,17 @@ def _count(text: str | None) -> int | None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    patches, applied = clone.apply(matrix.load(layout.MATRIX), options.source, count=_count(options.to), reset=options.reset)
+    patches, applied = clone.apply(
+        matrix.load(layout.MATRIX), options.source, count=_count(options.to), reset=options.reset
+    )
     if options.json:
         names = [p.name for p in patches.patches]
-        console.result({"root": str(applied.root), "base": applied.base, "commit": applied.commit, "digest": applied.digest, "patches": names})
+        console.result(
+            {
+                "root": str(applied.root),
+                "base": applied.base,
+                "commit": applied.commit,
+                "digest": applied.digest,
+                "patches": names,
+            }
+        )

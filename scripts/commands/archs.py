@@ -25,9 +25,25 @@ def add(commands: Any) -> None:
         help="check which compute capabilities may share PTX",
         description="Compile kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compare the machine code.",
     )
-    parser.add_argument("--kernels", metavar="SET", type=arguments.kernel_choice, help="as for build (default: the default target's)")
-    parser.add_argument("--arch", metavar="CC,…", type=arguments.architectures, help="machine code for these (default: those of [shared-ptx])")
-    parser.add_argument("--ptx", metavar="CC", choices=matrix.ARCHITECTURES, default="80", help="from the PTX of this one, with --arch (default: 80)")
+    parser.add_argument(
+        "--kernels",
+        metavar="SET",
+        type=arguments.kernel_choice,
+        help="as for build (default: the default target's)",
+    )
+    parser.add_argument(
+        "--arch",
+        metavar="CC,…",
+        type=arguments.architectures,
+        help="machine code for these (default: those of [shared-ptx])",
+    )
+    parser.add_argument(
+        "--ptx",
+        metavar="CC",
+        choices=matrix.ARCHITECTURES,
+        default="80",
+        help="from the PTX of this one, with --arch (default: 80)",
+    )
     arguments.add_source(parser)
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")
 
@@ -37,7 +53,9 @@ def _run(options: argparse.Namespace) -> None:
     target = loaded.default()
     asked = {options.ptx: tuple(options.arch)} if options.arch else loaded.shared_ptx
     if not asked:
-        raise UsageError(f"[shared-ptx] of {loaded.path.name} is empty; name compute capabilities with --arch.")
+        raise UsageError(
+            f"[shared-ptx] of {loaded.path.name} is empty; name compute capabilities with --arch."
+        )
     if wrong := [a for base, others in asked.items() for a in others if int(a) <= int(base)]:
         raise UsageError(f"{', '.join(wrong)}: no later than the PTX that they would be made from (--ptx).")
     _, applied = clone.apply(loaded, options.source)
@@ -45,7 +63,9 @@ def _run(options: argparse.Namespace) -> None:
     found = shared_ptx.check(applied, tools, options.kernels or target.kernels, asked)
     table = Table("kernel file", "machine code", "from the PTX of", "kernels", "differ")
     for c in found:
-        table.add_row(c.file, f"sm_{c.architecture}", f"compute_{c.base}", str(c.kernels), str(len(c.differing)))
+        table.add_row(
+            c.file, f"sm_{c.architecture}", f"compute_{c.base}", str(c.kernels), str(len(c.differing))
+        )
     console.out.print(table)
     if differing := [c for c in found if c.differing]:
         first = differing[0]
@@ -53,4 +73,6 @@ def _run(options: argparse.Namespace) -> None:
             f"{len(differing)} of {len(found)} differ, first {first.file} for sm_{first.architecture}: {first.differing[0]}. "
             f"Take {', '.join(sorted({c.architecture for c in differing}))} out of [shared-ptx] in {loaded.path.name}."
         )
-    console.done(f"{sum(c.kernels for c in found)} kernels: the same machine code from shared PTX as from their own.")
+    console.done(
+        f"{sum(c.kernels for c in found)} kernels: the same machine code from shared PTX as from their own."
+    )

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 class Once(argparse.Action):
     """An option that may be given once: argparse takes the last of several without a word."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
         """Take the value, or refuse a second one."""
         seen: set[str] = namespace.__dict__.setdefault("_seen", set())
         if self.dest in seen:
@@ -44,7 +50,9 @@ def pythons(text: str) -> tuple[str, ...]:
     """The Pythons that an option names, or ``all``."""
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     if unknown := [word for word in words if word not in matrix.PYTHONS and words != ("all",)]:
-        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.PYTHONS)}, or 'all'")
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.PYTHONS)}, or 'all'"
+        )
     return words
 
 
@@ -52,7 +60,9 @@ def architectures(text: str) -> tuple[str, ...]:
     """The compute capabilities that an option names, in order."""
     words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in matrix.ARCHITECTURES]:
-        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.ARCHITECTURES)} (90 is an H100 or H200)")
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.ARCHITECTURES)} (90 is an H100 or H200)"
+        )
     return tuple(sorted(set(words), key=lambda a: (len(a), a)))
 
 
@@ -85,11 +95,19 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def sub_parser(commands: Any, name: str, text: str, more: str = "", *, needs_source: bool = True) -> argparse.ArgumentParser:
+def sub_parser(
+    commands: Any, name: str, text: str, more: str = "", *, needs_source: bool = True
+) -> argparse.ArgumentParser:
     """The parser of a command that keeps the series: with ``--json``, and with ``--source`` where it needs upstream."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}".strip())
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}".strip()
+    )
     parser.set_defaults(interrupted="interrupted; nothing was changed.")
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout; what is read by people goes to stderr")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document on stdout; what is read by people goes to stderr",
+    )
     if needs_source:
         add_source(parser)
     return parser

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser("audit", help="check which libraries wheels need", description="Check that wheels need no library that users lack.")
+    parser = commands.add_parser(
+        "audit",
+        help="check which libraries wheels need",
+        description="Check that wheels need no library that users lack.",
+    )
     parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+")
     parser.set_defaults(run=_run, interrupted="interrupted.")
 

@@ -30,27 +30,55 @@ def add(commands: Any) -> None:
         "hold the figures against the goals. build: compile the same kernel files as this build system does and as upstream's setup.py "
         "does, without a compile cache, and compare.",
     )
-    parser.add_argument("what", choices=["kernels", "build"], nargs="?", default="kernels", help="what to measure (default: kernels)")
+    parser.add_argument(
+        "what",
+        choices=["kernels", "build"],
+        nargs="?",
+        default="kernels",
+        help="what to measure (default: kernels)",
+    )
     parser.add_argument(
         "--kernels",
         metavar="SET",
         type=arguments.kernel_choice,
         help=f"which kernel files (default: {kernel_speed.KERNELS}, or {build_cost.KERNELS} for build; see nox -s build -- --help)",
     )
-    parser.add_argument("--from", dest="figures", metavar="FILE", type=Path, help="kernels: measure nothing; take what tests/wheel/bench.py wrote")
-    parser.add_argument("--picture", metavar="FILE.svg", type=_picture, help="kernels: draw time and memory over the length of sequences")
-    parser.add_argument("--target", metavar="NAME", help="the target (default: the one marked in wheel_matrix.toml)")
+    parser.add_argument(
+        "--from",
+        dest="figures",
+        metavar="FILE",
+        type=Path,
+        help="kernels: measure nothing; take what tests/wheel/bench.py wrote",
+    )
+    parser.add_argument(
+        "--picture",
+        metavar="FILE.svg",
+        type=_picture,
+        help="kernels: draw time and memory over the length of sequences",
+    )
+    parser.add_argument(
+        "--target", metavar="NAME", help="the target (default: the one marked in wheel_matrix.toml)"
+    )
     parser.add_argument("--python", metavar="X.Y", help="the Python (default: the one running this)")
-    parser.add_argument("--jobs", metavar="N", type=arguments.positive, help="compilers at once (default: by cores and memory)")
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        type=arguments.positive,
+        help="compilers at once (default: by cores and memory)",
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments.add_source(parser)
-    parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept: the same command goes on from there.")
+    parser.set_defaults(
+        run=_run, interrupted="interrupted. What was compiled is kept: the same command goes on from there."
+    )
 
 
 def _picture(text: str) -> Path:
     path = Path(text)
     if path.suffix not in (".svg", ".png") or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no name for a picture in a folder that exists (FILE.svg or FILE.png)")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name for a picture in a folder that exists (FILE.svg or FILE.png)"
+        )
     return path
 
 
@@ -84,7 +112,13 @@ def _kernels(options: argparse.Namespace) -> None:
     facts = kernel_speed.read(path)
     found = kernel_speed.goals(facts["rows"])
     if options.json:
-        console.result({"gpu": facts["gpu"], "torch": facts["torch"], "goals": [vars(goal) | {"met": goal.met} for goal in found]})
+        console.result(
+            {
+                "gpu": facts["gpu"],
+                "torch": facts["torch"],
+                "goals": [vars(goal) | {"met": goal.met} for goal in found],
+            }
+        )
     _show_goals(facts, found)
     if options.picture:
         kernel_speed.draw(facts, options.picture)
@@ -97,7 +131,12 @@ def _show_goals(facts: dict[str, Any], found: Sequence[kernel_speed.Goal]) -> No
     words = {True: "met", False: "missed", None: "not measured"}
     for goal in found:
         value = "" if goal.value is None else f"{goal.value:.2f} {goal.unit}".strip()
-        table.add_row(goal.what, value, f"at {'least' if goal.at_least else 'most'} {goal.goal:g} {goal.unit}".strip(), words[goal.met])
+        table.add_row(
+            goal.what,
+            value,
+            f"at {'least' if goal.at_least else 'most'} {goal.goal:g} {goal.unit}".strip(),
+            words[goal.met],
+        )
     console.out.print(table)
     console.note(f"{facts['gpu']}, torch {facts['torch']}; ratios of medians, alternating in one process")
 
@@ -106,14 +145,22 @@ def _build(options: argparse.Namespace) -> None:
     loaded = matrix.load(layout.MATRIX)
     target = _target(loaded, options)
     if unknown := [a for a in target.architectures if a not in build_cost.ARCHITECTURES]:
-        raise UsageError(f"upstream's setup.py knows no compute capability {', '.join(unknown)}; it has {', '.join(build_cost.ARCHITECTURES)}.")
+        raise UsageError(
+            f"upstream's setup.py knows no compute capability {', '.join(unknown)}; it has {', '.join(build_cost.ARCHITECTURES)}."
+        )
     job = _job(target, options, build_cost.KERNELS)
     tools = toolchain.assemble(target, job.python, layout.BUILD, cache=False)
     folder = build_cost.folder_of(loaded, job, tools)
-    ours, theirs = build_cost.compare(loaded, job, tools, build.BuildOptions(options.source, options.jobs), folder)
+    ours, theirs = build_cost.compare(
+        loaded, job, tools, build.BuildOptions(options.source, options.jobs), folder
+    )
     found = build_cost.lines(ours, theirs)
     if options.json:
-        facts: dict[str, Any] = {"target": target.name, "python": job.python, "kernels": [k.name for k in job.kernels]}
+        facts: dict[str, Any] = {
+            "target": target.name,
+            "python": job.python,
+            "kernels": [k.name for k in job.kernels],
+        }
         console.result(
             facts
             | {"ours": asdict(ours.side), "without_bias": ours.without_bias, "upstream": asdict(theirs)}
@@ -126,10 +173,19 @@ def _build(options: argparse.Namespace) -> None:
 
 def _show_files(ours: build_cost.Ours, theirs: build_cost.Side) -> None:
     table = Table(
-        "CPU seconds of nvcc", "ours", "upstream's setup.py", "figure", *(["without masks and biases", "figure"] if ours.without_bias else [])
+        "CPU seconds of nvcc",
+        "ours",
+        "upstream's setup.py",
+        "figure",
+        *(["without masks and biases", "figure"] if ours.without_bias else []),
     )
     for name, seconds in ours.side.kernels.items():
-        cells = [name, f"{seconds:.0f}", f"{theirs.kernels[name]:.0f}", f"{seconds / theirs.kernels[name]:.2f} ×"]
+        cells = [
+            name,
+            f"{seconds:.0f}",
+            f"{theirs.kernels[name]:.0f}",
+            f"{seconds / theirs.kernels[name]:.2f} ×",
+        ]
         if ours.without_bias:
             cells += [f"{ours.without_bias[name]:.0f}", f"{seconds / ours.without_bias[name]:.2f} ×"]
         table.add_row(*cells)
@@ -139,6 +195,11 @@ def _show_files(ours: build_cost.Ours, theirs: build_cost.Side) -> None:
 def _show(found: Sequence[build_cost.Line]) -> None:
     table = Table("what", "ours", "upstream's setup.py", "figure", "goal", "")
     for line in found:
-        figure, goal = (f"{number:.2f} {line.unit}" if "×" in line.unit else f"{number:.0f} {line.unit}" for number in (line.value, line.goal))
-        table.add_row(line.what, line.ours, line.upstream, figure, f"at most {goal}", "met" if line.met else "missed")
+        figure, goal = (
+            f"{number:.2f} {line.unit}" if "×" in line.unit else f"{number:.0f} {line.unit}"
+            for number in (line.value, line.goal)
+        )
+        table.add_row(
+            line.what, line.ours, line.upstream, figure, f"at most {goal}", "met" if line.met else "missed"
+        )
     console.out.print(table)

@@ -24,30 +24,58 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
     parser = commands.add_parser(
-        "build", help="build wheels into dist/", description="Build wheels into dist/. An interrupted build goes on where it stopped."
+        "build",
+        help="build wheels into dist/",
+        description="Build wheels into dist/. An interrupted build goes on where it stopped.",
     )
     _add_choice(parser)
     parser.add_argument(
-        "--jobs", action=arguments.Once, metavar="N", type=arguments.positive, help="compilers at once (default: by cores and memory)"
+        "--jobs",
+        action=arguments.Once,
+        metavar="N",
+        type=arguments.positive,
+        help="compilers at once (default: by cores and memory)",
     )
     arguments.add_source(parser)
     parser.add_argument("--no-cache", action="store_true", help="do without the compile cache")
-    parser.add_argument("--stock", action="store_true", help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)")
     parser.add_argument(
-        "--kernels-only", action="store_true", help="compile the kernel files and stop; wheels of any torch and Python take them from there"
-    )
-    parser.add_argument("--containers", action="store_true", help="build through cibuildwheel, in a container per target: manylinux wheels")
-    parser.add_argument(
-        "--image", action=arguments.Once, metavar="NAME", help="with --containers: the image (default: [images] of wheel_matrix.toml)"
+        "--stock",
+        action="store_true",
+        help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)",
     )
     parser.add_argument(
-        "--out", action=arguments.Once, metavar="DIR", type=arguments.folder, default=layout.DIST, help="where wheels go (default: dist/)"
+        "--kernels-only",
+        action="store_true",
+        help="compile the kernel files and stop; wheels of any torch and Python take them from there",
     )
     parser.add_argument(
-        "--check-reproducible", action="store_true", help="build each once more, from nothing and elsewhere, and compare byte for byte"
+        "--containers",
+        action="store_true",
+        help="build through cibuildwheel, in a container per target: manylinux wheels",
+    )
+    parser.add_argument(
+        "--image",
+        action=arguments.Once,
+        metavar="NAME",
+        help="with --containers: the image (default: [images] of wheel_matrix.toml)",
+    )
+    parser.add_argument(
+        "--out",
+        action=arguments.Once,
+        metavar="DIR",
+        type=arguments.folder,
+        default=layout.DIST,
+        help="where wheels go (default: dist/)",
+    )
+    parser.add_argument(
+        "--check-reproducible",
+        action="store_true",
+        help="build each once more, from nothing and elsewhere, and compare byte for byte",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
-    parser.set_defaults(run=_run, interrupted="interrupted. What was finished is kept: the same command goes on from there.")
+    parser.set_defaults(
+        run=_run, interrupted="interrupted. What was finished is kept: the same command goes on from there."
+    )
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +117,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.list:
         list_targets(loaded)
         return
-    jobs = build.chosen(loaded, Choice(options.target, options.all, options.python or (), options.kernels or (), options.arch or ()))
+    jobs = build.chosen(
+        loaded,
+        Choice(options.target, options.all, options.python or (), options.kernels or (), options.arch or ()),
+    )
     _check(loaded, jobs, options)
     if options.dry_run or len(jobs) > 1:
         _plan(loaded, jobs, stock=options.stock, inside=options.containers)
@@ -99,7 +130,9 @@ def _run(options: argparse.Namespace) -> None:
         return
     free = shutil.disk_usage(layout.ROOT).free
     if free < 8e9:
-        console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 8 GB, most of it for torch.")
+        console.warn(
+            f"{free / 1e9:.0f} GB are free here; a first build takes about 8 GB, most of it for torch."
+        )
     how = BuildOptions(options.source, options.jobs, options.stock)
     place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
     if options.kernels_only:
@@ -121,12 +154,21 @@ def _run(options: argparse.Namespace) -> None:
 
 def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
     """Options that do not go together."""
-    if options.source is upstream.Source.GIT and (unusable := upstream.submodule_state(loaded.upstream, layout.UPSTREAM)):
+    if options.source is upstream.Source.GIT and (
+        unusable := upstream.submodule_state(loaded.upstream, layout.UPSTREAM)
+    ):
         raise UpstreamError(f"--source git: {unusable}.")
     if options.stock and len(jobs) > 1:
         raise UsageError("--stock makes one file whatever the target; choose one target and one Python.")
-    if options.containers and (options.stock or options.check_reproducible or options.kernels_only or options.source is upstream.Source.GIT):
-        raise UsageError("--containers makes wheels from the sdist; leave out --stock, --check-reproducible, --kernels-only and --source git.")
+    if options.containers and (
+        options.stock
+        or options.check_reproducible
+        or options.kernels_only
+        or options.source is upstream.Source.GIT
+    ):
+        raise UsageError(
+            "--containers makes wheels from the sdist; leave out --stock, --check-reproducible, --kernels-only and --source git."
+        )
     if options.image and not options.containers:
         raise UsageError("--image is for --containers.")
     if options.kernels_only and (options.stock or options.check_reproducible):
@@ -135,7 +177,16 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
 
 def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
     """Say what builds will take, before the first, in containers (``inside``) or here. Kernels serve every Python and torch of one toolkit."""
-    table = Table("target", "Python", "makes", "kernel files", "there by then", "to compile", "arch", "CPU time, nothing cached")
+    table = Table(
+        "target",
+        "Python",
+        "makes",
+        "kernel files",
+        "there by then",
+        "to compile",
+        "arch",
+        "CPU time, nothing cached",
+    )
     seen: dict[tuple[str, tuple[str, ...]], set[Kernel]] = {}
     for job in jobs:
         key = (job.target.cuda, job.architectures)
@@ -163,12 +214,20 @@ def _summary(jobs: list[Job], results: list[Built | BuildError]) -> None:
     table = Table("target", "Python", "wheel", "MB", "sha256", "seconds", "compiled, of which cached")
     for job, result in zip(jobs, results, strict=True):
         if isinstance(result, BuildError):
-            table.add_row(job.target.name, job.python, "failed: " + str(result).splitlines()[0], "", "", "", "")
+            table.add_row(
+                job.target.name, job.python, "failed: " + str(result).splitlines()[0], "", "", "", ""
+            )
             continue
         done = result.compiled
         lookups = done.cache_hits + done.cache_misses
         cached = f"{done.built}, {100 * done.cache_hits // lookups} %" if lookups else str(done.built)
         table.add_row(
-            job.target.name, job.python, result.path.name, f"{result.size / 1e6:.1f}", result.sha256[:16] + "…", f"{result.seconds:.0f}", cached
+            job.target.name,
+            job.python,
+            result.path.name,
+            f"{result.size / 1e6:.1f}",
+            result.sha256[:16] + "…",
+            f"{result.seconds:.0f}",
+            cached,
         )
     console.out.print(table)

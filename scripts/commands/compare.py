@@ -26,7 +26,9 @@ def add(commands: Any) -> None:
         description="Compile kernel files with the series up to a patch and up to the one before it, and compare each kernel's machine code: "
         "which are the same byte for byte, which changed, are gone or new; their instructions, registers and local memory.",
     )
-    parser.add_argument("--patch", metavar="PATCH", help="a number, or a part of its name (default: the last)")
+    parser.add_argument(
+        "--patch", metavar="PATCH", help="a number, or a part of its name (default: the last)"
+    )
     parser.add_argument("--through", metavar="PATCH", help="the last of several, which --patch begins")
     parser.add_argument(
         "--kernels",
@@ -35,8 +37,19 @@ def add(commands: Any) -> None:
         default=kernel_set.parse_kernels(compare.KERNELS),
         help=f"which kernel files (default: {compare.KERNELS}; see nox -s build -- --help)",
     )
-    parser.add_argument("--arch", metavar="CC", choices=matrix.ARCHITECTURES, default="90", help="machine code for this one (default: 90)")
-    parser.add_argument("--jobs", metavar="N", type=arguments.positive, help="compilers at once (default: by cores and memory)")
+    parser.add_argument(
+        "--arch",
+        metavar="CC",
+        choices=matrix.ARCHITECTURES,
+        default="90",
+        help="machine code for this one (default: 90)",
+    )
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        type=arguments.positive,
+        help="compilers at once (default: by cores and memory)",
+    )
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     arguments.add_source(parser)
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")
@@ -50,16 +63,29 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"--through {options.through}: that patch comes before {whole.patches[first].name}.")
     if fault := matrix.too_early(loaded.default().cuda, (options.arch,)):
         raise UsageError(f"--arch: {fault}.")
-    found = compare.differences(loaded, first, last, compare.Request(options.kernels, options.arch, options.source, options.jobs))
+    found = compare.differences(
+        loaded, first, last, compare.Request(options.kernels, options.arch, options.source, options.jobs)
+    )
     if options.json:
-        facts = [{"file": d.file} | {kind: [_json(d, name) for name in d.names(kind)] for kind in KINDS} for d in found]
-        console.result({"patches": [p.name for p in whole.patches[first : last + 1]], "architecture": options.arch, "files": facts})
+        facts = [
+            {"file": d.file} | {kind: [_json(d, name) for name in d.names(kind)] for kind in KINDS}
+            for d in found
+        ]
+        console.result(
+            {
+                "patches": [p.name for p in whole.patches[first : last + 1]],
+                "architecture": options.arch,
+                "files": facts,
+            }
+        )
     _show(found)
 
 
 def _json(difference: Difference, name: str) -> dict[str, Any]:
     both = {"before": difference.before.get(name), "after": difference.after.get(name)}
-    return {"name": name, "spelled": compare.spell(name)} | {when: code.figures() for when, code in both.items() if code}
+    return {"name": name, "spelled": compare.spell(name)} | {
+        when: code.figures() for when, code in both.items() if code
+    }
 
 
 def _show(found: list[Difference]) -> None:

@@ -21,20 +21,37 @@ def add(commands: Any) -> None:
         description="Run the kernels' PTX on the CPU, behind the real binding, against tests/emulator. Finds faults; proves nothing of a wheel.",
     )
     parser.add_argument(
-        "--kernels", metavar="SET", type=arguments.kernel_choice, default=emulator.KERNELS, help=f"as for build (default: {emulator.KERNELS})"
+        "--kernels",
+        metavar="SET",
+        type=arguments.kernel_choice,
+        default=emulator.KERNELS,
+        help=f"as for build (default: {emulator.KERNELS})",
     )
     parser.add_argument(
-        "--arch", metavar="CC", choices=matrix.ARCHITECTURES, default="90", help="the GPU's compute capability, such as 89 (default: 90)"
+        "--arch",
+        metavar="CC",
+        choices=matrix.ARCHITECTURES,
+        default="90",
+        help="the GPU's compute capability, such as 89 (default: 90)",
     )
-    parser.add_argument("--python", metavar="X.Y", help="the Python to run under (default: the one running this)")
     parser.add_argument(
-        "--jobs", metavar="N", type=arguments.positive, help="compilers, then processes of tests, at once (default: by cores and memory)"
+        "--python", metavar="X.Y", help="the Python to run under (default: the one running this)"
+    )
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        type=arguments.positive,
+        help="compilers, then processes of tests, at once (default: by cores and memory)",
     )
     arguments.add_source(parser)
-    parser.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest")
+    parser.add_argument(
+        "--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest"
+    )
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")
 
 
 def _run(options: argparse.Namespace) -> None:
-    asked = emulator.Emulation(options.kernels, options.arch, options.python, options.source, options.jobs, tuple(options.pytest))
+    asked = emulator.Emulation(
+        options.kernels, options.arch, options.python, options.source, options.jobs, tuple(options.pytest)
+    )
     emulator.emulate(matrix.load(layout.MATRIX), asked)

@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(commands, "export", "write the commits of build/source back to patches/", needs_source=False)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where patches/ is not what build/source says")
+    parser = arguments.sub_parser(
+        commands, "export", "write the commits of build/source back to patches/", needs_source=False
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail where patches/ is not what build/source says",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -28,15 +34,25 @@ def _run(options: argparse.Namespace) -> None:
     if options.check and not layout.SOURCE.exists():
         clone.apply(matrix.load(layout.MATRIX), upstream.Source.AUTO)
     if not options.check and rebase_state.under_way(layout.BUILD / "rebase"):
-        raise UsageError("a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) or drop it (--abort) first.")
+        raise UsageError(
+            "a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) or drop it (--abort) first."
+        )
     with files.alone(layout.BUILD):
         done = export.export(layout.SOURCE, layout.PATCHES, check=options.check)
     written = files_in_words(done)
-    console.done(f"{written}. Next: nox -s lint, nox -s guards, nox -s changes." if written else "patches/ is what build/source says.")
+    console.done(
+        f"{written}. Next: nox -s lint, nox -s guards, nox -s changes."
+        if written
+        else "patches/ is what build/source says."
+    )
     if options.json:
         console.result(asdict(done))
 
 
 def files_in_words(done: export.Exported | Report) -> str:
     """The files of patches/ that were written and removed, in words; empty for none."""
-    return "; ".join(f"{verb} {', '.join(names)}" for verb, names in (("wrote", done.written), ("removed", done.removed)) if names)
+    return "; ".join(
+        f"{verb} {', '.join(names)}"
+        for verb, names in (("wrote", done.written), ("removed", done.removed))
+        if names
+    )

@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
     outcomes = "Changes nothing. Outcomes: " + ", ".join(move.Outcome) + "."
-    parser = arguments.sub_parser(commands, "forecast", "say what becomes of each patch on other releases of upstream", outcomes)
+    parser = arguments.sub_parser(
+        commands, "forecast", "say what becomes of each patch on other releases of upstream", outcomes
+    )
     parser.add_argument(
-        "versions", metavar="VERSION", nargs="*", help="a release, tag, commit or 'latest' (default: [releases] of wheel_matrix.toml)"
+        "versions",
+        metavar="VERSION",
+        nargs="*",
+        help="a release, tag, commit or 'latest' (default: [releases] of wheel_matrix.toml)",
     )
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table (not with --json)")
     parser.set_defaults(run=_run)
@@ -39,12 +44,19 @@ def _run(options: argparse.Namespace) -> None:
     git = Repository(layout.UPSTREAM, UpstreamError)
     has_git = git.is_top_level()
     found: dict[str, list[Move]] = {}
-    to_try = [releases.find(loaded, name, layout.UPSTREAM, layout.cache("sdist"), options.source) for name in asked]
+    to_try = [
+        releases.find(loaded, name, layout.UPSTREAM, layout.cache("sdist"), options.source) for name in asked
+    ]
     for release in {r.name: r for r in to_try}.values():  # 'latest' may be one that was named
         console.step(f"Forecast for {release.name} ({release.how})")
-        found[release.name] = forecast.run_forecast(layout.BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None)
+        found[release.name] = forecast.run_forecast(
+            layout.BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None
+        )
     if options.json:
-        as_data = {n: [{"patch": m.patch, "outcome": m.outcome.value, "evidence": m.evidence} for m in moves] for n, moves in found.items()}
+        as_data = {
+            n: [{"patch": m.patch, "outcome": m.outcome.value, "evidence": m.evidence} for m in moves]
+            for n, moves in found.items()
+        }
         console.result({"from": loaded.upstream.version, "releases": as_data})
     elif options.markdown:
         console.out.print(_markdown(patches, found), markup=False)
@@ -62,6 +74,9 @@ def _run(options: argparse.Namespace) -> None:
 def _markdown(patches: model.Series, found: dict[str, list[Move]]) -> str:
     lines = ["| patch | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
     for i, p in enumerate(patches.patches):
-        cells = [moves[i].outcome.value + "".join(f"<br>{line}" for line in moves[i].evidence) for moves in found.values()]
+        cells = [
+            moves[i].outcome.value + "".join(f"<br>{line}" for line in moves[i].evidence)
+            for moves in found.values()
+        ]
         lines.append(f"| {p.number} {p.subject} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -26,11 +26,19 @@ def _run(options: argparse.Namespace) -> None:
     with clone.view(options.source) as (patches, applied):
         outcomes = guards.run(patches, applied, compile_alone)
     if options.json:
-        console.result([{**asdict(o), "guard": str(o.guard), "discriminates": o.discriminates} for o in outcomes])
+        console.result(
+            [{**asdict(o), "guard": str(o.guard), "discriminates": o.discriminates} for o in outcomes]
+        )
     else:
         table = Table("patch", "guard", "without", "with", "whole series")
         for o in outcomes:
-            table.add_row(o.patch.partition("-")[0], str(o.guard), *("passes" if passed else "fails" for passed in (o.before, o.after, o.whole)))
+            table.add_row(
+                o.patch.partition("-")[0],
+                str(o.guard),
+                *("passes" if passed else "fails" for passed in (o.before, o.after, o.whole)),
+            )
         console.out.print(table)
     guards.require(outcomes)
-    console.done(f"{len(outcomes)} guards of {len(patches.patches)} patches fail without their patch and pass with it.")
+    console.done(
+        f"{len(outcomes)} guards of {len(patches.patches)} patches fail without their patch and pass with it."
+    )

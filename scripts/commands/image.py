@@ -21,7 +21,10 @@ def add(commands: Any) -> None:
         description="Make an image for --containers from Debian's packages and this machine's CPythons. Needs root, debootstrap and podman.",
     )
     parser.add_argument(
-        "--python", metavar="X.Y,…", type=arguments.pythons, help="the CPythons to take over, from PATH or pyenv (default: 3.12,3.13)"
+        "--python",
+        metavar="X.Y,…",
+        type=arguments.pythons,
+        help="the CPythons to take over, from PATH or pyenv (default: 3.12,3.13)",
     )
     parser.add_argument("--mirror", metavar="URL", help="Debian's mirror (default: debootstrap's)")
     parser.set_defaults(run=_run, interrupted="interrupted; no image was made.")
@@ -29,6 +32,9 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     interpreters = [
-        toolchain.find_python(version) for version in (matrix.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13"))
+        toolchain.find_python(version)
+        for version in (matrix.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13"))
     ]
-    console.done(f"{image.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME")
+    console.done(
+        f"{image.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME"
+    )

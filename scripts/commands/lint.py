@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(commands, "lint", "check headers, trailers, series file, paths and whitespace of the patches", needs_source=False)
-    parser.add_argument("patches", metavar="FOLDER", nargs="?", type=Path, default=layout.PATCHES, help="default: patches/")
+    parser = arguments.sub_parser(
+        commands,
+        "lint",
+        "check headers, trailers, series file, paths and whitespace of the patches",
+        needs_source=False,
+    )
+    parser.add_argument(
+        "patches", metavar="FOLDER", nargs="?", type=Path, default=layout.PATCHES, help="default: patches/"
+    )
     parser.set_defaults(run=_run)
 
 

@@ -38,7 +38,9 @@ _MODULES = (
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of one command: ``run`` takes them, ``interrupted`` is what to say after Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="nox -s", description="Build and prove deterministic FlashAttention wheels.")
+    parser = argparse.ArgumentParser(
+        prog="nox -s", description="Build and prove deterministic FlashAttention wheels."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in _MODULES:
         module.add(commands)

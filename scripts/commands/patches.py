@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(commands, "patches", "list the patches: what each is for, touches and guards, and which others it needs")
+    parser = arguments.sub_parser(
+        commands,
+        "patches",
+        "list the patches: what each is for, touches and guards, and which others it needs",
+    )
     parser.add_argument(
         "patch",
         metavar="PATCH",
@@ -38,7 +42,10 @@ def _run(options: argparse.Namespace) -> None:
         repository = Repository(applied.root, SeriesError)
         commits = repository.commits(applied.base, applied.commit)
         names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
-        graph = {names[c]: sorted(names[n] for n in needed) for c, needed in move.needs(repository, commits).items()}
+        graph = {
+            names[c]: sorted(names[n] for n in needed)
+            for c, needed in move.needs(repository, commits).items()
+        }
     if options.json:
         console.result(
             {
@@ -59,7 +66,9 @@ def _run(options: argparse.Namespace) -> None:
             }
         )
         return
-    table = Table("patch", "feature", "Upstream-Status", "files", "+", "−", "needs", "guards", show_lines=True)
+    table = Table(
+        "patch", "feature", "Upstream-Status", "files", "+", "−", "needs", "guards", show_lines=True
+    )
     for p in patches.patches:
         files = "\n".join(f"{f.path}{' (new)' if f.is_new else ''}" for f in p.files)
         added, removed = sum(f.added for f in p.files), sum(f.removed for f in p.files)
@@ -87,10 +96,18 @@ def _reach(options: argparse.Namespace) -> None:
         commit = repository.commits(applied.base, applied.commit)[place]
         found = reach.reach(repository, applied.base, commit, patch, layout.ROOT)
     words = ",".join(kernel_set.spell_kernels(found.kernels)) if found.kernels else ""
-    by_target = {target.name: [k.name for k in target.kernels if k in found.kernels] for target in loaded.targets}
+    by_target = {
+        target.name: [k.name for k in target.kernels if k in found.kernels] for target in loaded.targets
+    }
     if options.json:
         console.result(
-            {"patch": patch.name, **asdict(found), "kernels": [k.name for k in found.kernels], "kernel_words": words, "targets": by_target}
+            {
+                "patch": patch.name,
+                **asdict(found),
+                "kernels": [k.name for k in found.kernels],
+                "kernel_words": words,
+                "targets": by_target,
+            }
         )
         return
     table = Table("what", f"{patch.number} {patch.subject}", show_lines=True)
@@ -98,11 +115,22 @@ def _reach(options: argparse.Namespace) -> None:
     table.add_row("files of ours", "\n".join(found.own) or "–")
     count = f"{len(found.kernels)} of {len(kernel_set.ALL_KERNELS)}"
     table.add_row(
-        "kernel files", f"{count}, by what they include (--kernels {words}); nox -s compare tells which kernels" if words else f"{count} include it"
+        "kernel files",
+        f"{count}, by what they include (--kernels {words}); nox -s compare tells which kernels"
+        if words
+        else f"{count} include it",
     )
     compiled = [f"{name}: {len(names)} kernel files" for name, names in by_target.items() if names]
     table.add_row(
-        "wheels", "\n".join(compiled or [f"all {len(by_target)} targets, their binding or Python files alone" if found.binding else "none"])
+        "wheels",
+        "\n".join(
+            compiled
+            or [
+                f"all {len(by_target)} targets, their binding or Python files alone"
+                if found.binding
+                else "none"
+            ]
+        ),
     )
     table.add_row("tests", "\n".join(found.tests) or "none named by its guards or message")
     console.out.print(table)

@@ -19,9 +19,14 @@ def add(commands: Any) -> None:
         ("bisect", _bisect, "find the first patch with which a command fails"),
     ):
         parser = arguments.sub_parser(
-            commands, name, text, "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: cannot be tested."
+            commands,
+            name,
+            text,
+            "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: cannot be tested.",
         )
-        parser.add_argument("--run", dest="run_command", metavar="CMD", type=_command, required=True, help="a shell command")
+        parser.add_argument(
+            "--run", dest="run_command", metavar="CMD", type=_command, required=True, help="a shell command"
+        )
         parser.set_defaults(run=run)
 
 
@@ -40,7 +45,9 @@ def _each(options: argparse.Namespace) -> None:
         what = "upstream itself, without any patch" if failed is runs[0] else failed.patch
         raise SeriesError(f"it fails on {what} (status {failed.status}).")
     if untested := [r.patch for r in runs if not r.passed]:
-        raise SeriesError(f"it could not be tested (125) on {', '.join(untested)}; it passes on the other {len(runs) - len(untested)}.")
+        raise SeriesError(
+            f"it could not be tested (125) on {', '.join(untested)}; it passes on the other {len(runs) - len(untested)}."
+        )
     console.done(f"It passes on upstream and after every one of the {len(patches.patches)} patches.")
 
 

@@ -22,21 +22,40 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
     parser = arguments.sub_parser(
-        commands, "rebase", "move the series to another release of upstream", "Stops where a person must look, and says what to do next."
+        commands,
+        "rebase",
+        "move the series to another release of upstream",
+        "Stops where a person must look, and says what to do next.",
     )
-    parser.add_argument("version", metavar="VERSION", nargs="?", help="a release, a tag, a commit (of the submodule), or 'latest'")
-    parser.add_argument("--continue", dest="proceed", action="store_true", help="go on after a conflict was resolved, or after a run that was killed")
+    parser.add_argument(
+        "version",
+        metavar="VERSION",
+        nargs="?",
+        help="a release, a tag, a commit (of the submodule), or 'latest'",
+    )
+    parser.add_argument(
+        "--continue",
+        dest="proceed",
+        action="store_true",
+        help="go on after a conflict was resolved, or after a run that was killed",
+    )
     parser.add_argument("--skip", action="store_true", help="leave the patch out that stopped the rebase")
-    parser.add_argument("--reason", metavar="WHY", default="", help="with --skip: why; recorded in patches/series")
+    parser.add_argument(
+        "--reason", metavar="WHY", default="", help="with --skip: why; recorded in patches/series"
+    )
     parser.add_argument("--abort", action="store_true", help="drop the rebase; nothing has changed")
-    parser.set_defaults(run=_run, interrupted="interrupted; nox -s rebase -- --continue goes on, --abort drops it.")
+    parser.set_defaults(
+        run=_run, interrupted="interrupted; nox -s rebase -- --continue goes on, --abort drops it."
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
     rebase = Rebase(layout.ROOT, layout.BUILD / "rebase", compile_alone)
     chosen = [bool(options.version), options.proceed, options.skip, options.abort]
     if sum(chosen) != 1:
-        raise UsageError("say one of: VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --skip, --abort.")
+        raise UsageError(
+            "say one of: VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --skip, --abort."
+        )
     if options.reason and not options.skip:
         raise UsageError("--reason belongs to --skip.")
     try:
@@ -65,7 +84,9 @@ def _run_rebase(rebase: Rebase, options: argparse.Namespace) -> Report | None:
     if rebase.under_way:
         raise UsageError("a rebase is under way; --continue, --skip or --abort it.")
     if stake := tree.unsaved(layout.SOURCE):
-        raise SeriesError(f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset).")
+        raise SeriesError(
+            f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset)."
+        )
     loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
     checkout = upstream.pinned(loaded.upstream, options.source)
     release = releases.find(loaded, options.version, layout.UPSTREAM, layout.cache("sdist"), options.source)
@@ -82,14 +103,20 @@ def _tell(report: Report) -> None:
     console.step("What changed in the patches themselves (git range-diff, old against new)")
     for line in report.range_diff.splitlines():
         console.note(line)
-    console.note(f"patches/: {files_in_words(report) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name {report.new}")
+    console.note(
+        f"patches/: {files_in_words(report) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name {report.new}"
+    )
     console.note(report.submodule)
     console.step("Next")
     if report.kernels:
-        console.note(f"{len(report.kernels)} kernel files may differ: nox -s build -- --kernels {report.kernel_words}")
+        console.note(
+            f"{len(report.kernels)} kernel files may differ: nox -s build -- --kernels {report.kernel_words}"
+        )
     else:
         console.note("no kernel file differs")
-    console.note("to take it back: git restore --staged --worktree patches wheel_matrix.toml CHANGES.md upstream; git clean -f patches")
+    console.note(
+        "to take it back: git restore --staged --worktree patches wheel_matrix.toml CHANGES.md upstream; git clean -f patches"
+    )
     console.note(
         "nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; then git add patches wheel_matrix.toml CHANGES.md upstream, and git commit"
     )

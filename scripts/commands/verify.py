@@ -22,16 +22,28 @@ def add(commands: Any) -> None:
         description="Prove wheels on the GPU of this machine; the proof is written beside each. Without a GPU it ends with 'not verified': exit status 3 of python -m scripts verify, 1 of nox as of any failure.",
     )
     parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
-    parser.add_argument("--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest; no proof is kept then")
     parser.add_argument(
-        "--write-upstream-tests", metavar="FILE", type=Path, help="write upstream's own tests there, for a GPU host without a network, and stop"
+        "--pytest",
+        metavar="ARGUMENT",
+        action="append",
+        default=[],
+        help="pass an argument to pytest; no proof is kept then",
+    )
+    parser.add_argument(
+        "--write-upstream-tests",
+        metavar="FILE",
+        type=Path,
+        help="write upstream's own tests there, for a GPU host without a network, and stop",
     )
     parser.set_defaults(run=_run, interrupted="interrupted; no proof was written.")
 
 
 def _run(options: argparse.Namespace) -> None:
     if options.write_upstream_tests is not None:
-        verify.write_upstream_tests(upstream.pinned(matrix.load(layout.MATRIX).upstream, upstream.Source.AUTO), options.write_upstream_tests)
+        verify.write_upstream_tests(
+            upstream.pinned(matrix.load(layout.MATRIX).upstream, upstream.Source.AUTO),
+            options.write_upstream_tests,
+        )
         console.done(f"{options.write_upstream_tests} written.")
         return
     waiting: BuildError | None = None

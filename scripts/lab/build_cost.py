@@ -128,10 +128,32 @@ def lines(taken: Ours, theirs: Side) -> list[Line]:
             1.1,
             "× one's",
         ),
-        *([Line("nvcc, for masks and biases", f"{one:.0f} CPU s, {without:.0f} without", "", one / without, 1.25, "×")] if without else []),
-        Line("a further torch or Python, installed", f"{taken.further.seconds:.0f} s", "", taken.further.seconds, 90, "s"),
+        *(
+            [
+                Line(
+                    "nvcc, for masks and biases",
+                    f"{one:.0f} CPU s, {without:.0f} without",
+                    "",
+                    one / without,
+                    1.25,
+                    "×",
+                )
+            ]
+            if without
+            else []
+        ),
+        Line(
+            "a further torch or Python, installed",
+            f"{taken.further.seconds:.0f} s",
+            "",
+            taken.further.seconds,
+            90,
+            "s",
+        ),
         Line("nothing changed", f"{taken.again.seconds:.1f} s", "", taken.again.seconds, 5, "s"),
-        Line("flash_api.cpp changed: kernel files compiled", str(taken.recompiled), "", taken.recompiled, 0, ""),
+        Line(
+            "flash_api.cpp changed: kernel files compiled", str(taken.recompiled), "", taken.recompiled, 0, ""
+        ),
         Line(
             "extension, deflated",
             f"{ours.deflated_bytes / 1e6:.2f} MB",
@@ -159,7 +181,9 @@ def _recompiled(plan: kernels.Plan) -> int:
         sources, kernel_sources = tree.sources(repository)
         changed = replace(plan, tree=replace(plan.tree, sources=sources, kernel_sources=kernel_sources))
         if kernels.binding_unit(changed).target.exists():
-            raise CompileError("a change of flash_api.cpp is not seen: the binding's object is taken for another's.")
+            raise CompileError(
+                "a change of flash_api.cpp is not seen: the binding's object is taken for another's."
+            )
         return sum(not unit.target.exists() for unit in kernels.kernel_units(changed))
     finally:
         repository.run("reset", "--quiet", "--hard", before)
@@ -175,7 +199,10 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
     env = plan.toolchain.environment
     with tempfile.TemporaryDirectory() as name:
         stand_in = Path(name) / "ninja"
-        stand_in.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {plan.toolchain.ninja} --version\nexit 1\n', encoding="utf-8")
+        stand_in.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && exec {plan.toolchain.ninja} --version\nexit 1\n',
+            encoding="utf-8",
+        )
         stand_in.chmod(0o755)
         settings = {
             "PATH": f"{name}{os.pathsep}{os.environ['PATH']}",
@@ -188,13 +215,21 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
         }
         command = [str(env.python), "setup.py", "build_ext"]
         done = subprocess.run(
-            command, cwd=source, env={**kernels.environment(), **settings}, capture_output=True, text=True, errors="replace", check=False
+            command,
+            cwd=source,
+            env={**kernels.environment(), **settings},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(done.stdout + done.stderr, encoding="utf-8")
     found = sorted(source.glob("build/temp.*/build.ninja"))
     if not found:
-        raise CompileError(f"upstream's setup.py wrote no ninja file:\n{last_lines(done.stderr)}\nThe full log is {log}.")
+        raise CompileError(
+            f"upstream's setup.py wrote no ninja file:\n{last_lines(done.stderr)}\nThe full log is {log}."
+        )
     return found[0]
 
 
@@ -218,7 +253,10 @@ def _upstreams(
     *compiles, binding = (
         metering.Compile("upstream", target.stem, command, target, taken)
         for target, command, taken in zip(
-            targets, metering.commands_of(plan, file, targets, _libraries(plan.toolchain.environment)), seconds, strict=True
+            targets,
+            metering.commands_of(plan, file, targets, _libraries(plan.toolchain.environment)),
+            seconds,
+            strict=True,
         )
     )
     return compiles, binding
@@ -226,23 +264,48 @@ def _upstreams(
 
 def folder_of(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain) -> Path:
     """Where one choice is measured, so that the same command goes on after an interruption."""
-    parts = (job, loaded.upstream, tools.toolkit, tools.cxx, tools.cxx_version, tools.environment.torch, tools.environment.site)
+    parts = (
+        job,
+        loaded.upstream,
+        tools.toolkit,
+        tools.cxx,
+        tools.cxx_version,
+        tools.environment.torch,
+        tools.environment.site,
+    )
     return layout.BUILD / "bench" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, options: build.BuildOptions, folder: Path) -> tuple[Ours, Side]:
+def compare(
+    loaded: matrix.Matrix,
+    job: build.Job,
+    tools: toolchain.Toolchain,
+    options: build.BuildOptions,
+    folder: Path,
+) -> tuple[Ours, Side]:
     """Both sides' figures."""
     _, applied = clone.apply(loaded, options.source, folder / "source", reset=True)  # nobody's work is there
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
     units, unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
     ours, (binding,) = metering.compiles_of(plan, "ours", units), metering.compiles_of(plan, "ours", [unit])
-    theirs, their_binding = _upstreams(plan, units, upstream.pinned(loaded.upstream, options.source), folder / "upstream")
+    theirs, their_binding = _upstreams(
+        plan, units, upstream.pinned(loaded.upstream, options.source), folder / "upstream"
+    )
     bare_plan = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
-    bare = metering.compiles_of(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
+    bare = (
+        metering.compiles_of(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
+    )
     jobs, reason = compiling.job_limit(options.jobs, max(u.memory for u in units))
-    console.step(f"{len(units)} kernel files on both sides{', and ours without masks and biases' if bare else ''}, without the compile cache")
+    console.step(
+        f"{len(units)} kernel files on both sides{', and ours without masks and biases' if bare else ''}, without the compile cache"
+    )
     console.note(f"{jobs} at once ({reason})")
-    metering.meter(plan, [*metering.side_by_side([ours, theirs, bare] if bare else [ours, theirs]), binding, their_binding], jobs, folder)
+    metering.meter(
+        plan,
+        [*metering.side_by_side([ours, theirs, bare] if bare else [ours, theirs]), binding, their_binding],
+        jobs,
+        folder,
+    )
     sizes = []
     for name, compiles in (("ours", [binding, *ours]), ("upstream", [their_binding, *theirs])):
         extension = folder / f"{name}.so"
@@ -254,10 +317,23 @@ def compare(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain, o
     built: list[build.Built] = []
     for _ in range(2):  # a further torch or Python: its binding, link and wheel; then nothing changed
         with _spending(spent):
-            built.append(build.build_one(loaded, job, options, build.Place(folder, folder / "dist", cache=False)))
+            built.append(
+                build.build_one(loaded, job, options, build.Place(folder, folder / "dist", cache=False))
+            )
     share = (built[0].compiled.built - 1) / len(job.kernels)  # but for the binding
     mine, other = (
-        Side(metering.metered_seconds(folder, compiles), metering.metered_seconds(folder, [bound])["flash_api"], size)
+        Side(
+            metering.metered_seconds(folder, compiles),
+            metering.metered_seconds(folder, [bound])["flash_api"],
+            size,
+        )
         for compiles, bound, size in ((ours, binding, sizes[0]), (theirs, their_binding, sizes[1]))
     )
-    return Ours(mine, metering.metered_seconds(folder, bare) if bare else None, spent[0], spent[1], _recompiled(plan), share), other
+    return Ours(
+        mine,
+        metering.metered_seconds(folder, bare) if bare else None,
+        spent[0],
+        spent[1],
+        _recompiled(plan),
+        share,
+    ), other

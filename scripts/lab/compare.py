@@ -25,8 +25,26 @@ _FREE_OF_TORCH = "0002"  # the patch from which on kernel files compile without 
 # The flags of upstream's kernel templates, in their order.
 _FLAGS = {
     "flash_fwd_kernel": ("dropout", "causal", "local", "alibi", "even_MN", "even_K", "softcap", "softmax"),
-    "flash_fwd_splitkv_kernel": ("causal", "local", "alibi", "even_MN", "even_K", "softcap", "split", "append"),
-    "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel": ("dropout", "causal", "local", "alibi", "even_MN", "even_K", "softcap", "ordered"),
+    "flash_fwd_splitkv_kernel": (
+        "causal",
+        "local",
+        "alibi",
+        "even_MN",
+        "even_K",
+        "softcap",
+        "split",
+        "append",
+    ),
+    "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel": (
+        "dropout",
+        "causal",
+        "local",
+        "alibi",
+        "even_MN",
+        "even_K",
+        "softcap",
+        "ordered",
+    ),
 }
 
 
@@ -43,7 +61,9 @@ def _own(name: str) -> str:
 def flags(name: str) -> list[str] | None:
     """The flags that a kernel is compiled for; None where it has other arguments. By its mangled name."""
     known = _FLAGS.get(_template(name) or "")
-    return known and [word for word, flag in zip(known, re.findall(r"Lb([01])E", _own(name)), strict=False) if flag == "1"]
+    return known and [
+        word for word, flag in zip(known, re.findall(r"Lb([01])E", _own(name)), strict=False) if flag == "1"
+    ]
 
 
 def spell(name: str) -> str:
@@ -54,7 +74,11 @@ def spell(name: str) -> str:
     sizes = re.search(r"traitsI((?:Li\d+E)+)", name)
     words = [template, "x".join(re.findall(r"\d+", sizes[1])) if sizes else ""]
     words += ["mask or bias"] * ("WithScores" in name)
-    words += re.findall(r"L[bi](\d+)E", name.partition("traits")[0] + _own(name)) if own_flags is None else own_flags
+    words += (
+        re.findall(r"L[bi](\d+)E", name.partition("traits")[0] + _own(name))
+        if own_flags is None
+        else own_flags
+    )
     return " ".join(word for word in words if word)
 
 
@@ -88,10 +112,15 @@ def compiled(
     """Of each tree, by kernel file: the kernels, by their mangled names. With the default target's compiler, and the compile cache."""
     tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
     flavour = replace(kernels.FORK, code=tuple(kernels.gencode((architecture,), {})))  # not packed
-    plans = [kernels.Plan(applied, tools, wanted, (architecture,), layout.BUILD, flavour) for applied, wanted in sources]
+    plans = [
+        kernels.Plan(applied, tools, wanted, (architecture,), layout.BUILD, flavour)
+        for applied, wanted in sources
+    ]
     work = [(plan, kernels.kernel_units(plan)) for plan in plans]
     compiling.compile_together(work, jobs)
-    return [{unit.target.stem: read_kernels(unit.target, architecture) for unit in units} for _, units in work]
+    return [
+        {unit.target.stem: read_kernels(unit.target, architecture) for unit in units} for _, units in work
+    ]
 
 
 @dataclass(frozen=True)
@@ -117,7 +146,9 @@ def differences(loaded: matrix.Matrix, first: int, last: int, request: Request) 
         for count in (first, last + 1):
             _, applied = clone.apply(loaded, request.source, Path(folder) / str(count), count=count)
             if not (applied.root / "csrc/flash_attn/src/fork_runtime.h").exists():
-                raise UsageError(f"kernel files include torch before {_FREE_OF_TORCH}; compare patches that come after it.")
+                raise UsageError(
+                    f"kernel files include torch before {_FREE_OF_TORCH}; compare patches that come after it."
+                )
             trees.append((applied, request.kernels))
         before, after = compiled(trees, request.architecture, request.jobs)
     if not before.keys() == after.keys():

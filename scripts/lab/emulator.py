@@ -31,10 +31,21 @@ if TYPE_CHECKING:
 
 SUITE = layout.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
-FLAVOUR = replace(kernels.FORK, stand_ins=SUITE / "shim", code=("-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"))
+FLAVOUR = replace(
+    kernels.FORK,
+    stand_ins=SUITE / "shim",
+    code=("-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"),
+)
 _SOURCES = ("allocator", "decode", "machine", "runtime")
 _PACKAGES = ("pytest>=8.4", "pytest-xdist>=3.6", "hypothesis>=6.130", "einops")
-_DEPENDENCIES = ("execnet", "iniconfig", "packaging", "pluggy", "pygments", "sortedcontainers")  # what those need, without torch
+_DEPENDENCIES = (
+    "execnet",
+    "iniconfig",
+    "packaging",
+    "pluggy",
+    "pygments",
+    "sortedcontainers",
+)  # what those need, without torch
 _TESTS_BYTES = 1.5e9  # of a process that runs tests
 # Fused multiply-adds where the interpreter has them and nowhere else.
 _CXX = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
@@ -56,16 +67,26 @@ def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
     """The interpreter, compiled; in a folder that follows from its sources."""
     env = tools.environment
     sources = [SUITE / f"{name}.cpp" for name in _SOURCES]
-    parts = [path.read_bytes() for path in (*sources, *sorted(SUITE.glob("*.h")))] + [repr((env.torch, tools.cxx_version, _CXX)).encode()]
+    parts = [path.read_bytes() for path in (*sources, *sorted(SUITE.glob("*.h")))] + [
+        repr((env.torch, tools.cxx_version, _CXX)).encode()
+    ]
     place = folder / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
-    includes = [word for path in (*tools.toolkit.include, env.site / "torch/include") for word in ("-isystem", str(path))]
+    includes = [
+        word
+        for path in (*tools.toolkit.include, env.site / "torch/include")
+        for word in ("-isystem", str(path))
+    ]
 
     def compiled(source: Path) -> Path:
         target = place / f"{source.stem}.o"
         if not target.exists():
             aside = target.with_suffix(".part")
-            run([tools.cxx, *_CXX, *includes, "-c", source, "-o", aside], error=CompileError, what=f"could not compile {source.name}")
+            run(
+                [tools.cxx, *_CXX, *includes, "-c", source, "-o", aside],
+                error=CompileError,
+                what=f"could not compile {source.name}",
+            )
             aside.replace(target)
         return target
 
@@ -87,7 +108,9 @@ def _tools_for_tests(env: torch_environment.Environment, folder: Path) -> Path:
     return place
 
 
-def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...], arch: str, jobs: int | None) -> list[Path]:
+def package(
+    tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...], arch: str, jobs: int | None
+) -> list[Path]:
     """Build an extension that runs kernels on the CPU, those that a GPU of that compute capability chooses, and the Python package around it.
 
     Returns:
@@ -113,7 +136,11 @@ def package(tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...
             libraries = [f"-L{env.site}/torch/lib", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
             # Bound within: torch may bring the real CUDA runtime along.
             output = aside / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"
-            run([tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries], error=CompileError, what="could not link the emulator")
+            run(
+                [tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries],
+                error=CompileError,
+                what="could not link the emulator",
+            )
             aside.rename(site)
     return [site, _tools_for_tests(env, folder)]
 
@@ -129,19 +156,40 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
     _, applied = clone.apply(loaded, options.source)
     own = layout.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
     own.parent.mkdir(parents=True, exist_ok=True)
-    verify.write_upstream_tests(upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), options.source), own)
+    verify.write_upstream_tests(
+        upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), options.source), own
+    )
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
     path = os.pathsep.join(map(str, [*folders, layout.ROOT / "tests/wheel"]))
     # What torch computes is small: with a thread a core in each process, threads would spend their time waiting for each other.
-    env = {**os.environ, "PYTHONPATH": path, "FORK_UPSTREAM_TESTS": str(own), "FORK_EMULATED_GPU": options.architecture, "OMP_NUM_THREADS": "1"}
-    command = [str(tools.environment.python), "-m", "pytest", str(SUITE), "-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
+    env = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "FORK_UPSTREAM_TESTS": str(own),
+        "FORK_EMULATED_GPU": options.architecture,
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [
+        str(tools.environment.python),
+        "-m",
+        "pytest",
+        str(SUITE),
+        "-c",
+        os.devnull,
+        f"--rootdir={SUITE}",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
     processes, _ = compiling.job_limit(options.jobs, _TESTS_BYTES)
     if processes > 1:
         command += ["-n", str(processes), "--dist", "worksteal"]
     console.step(f"Emulating in {processes} processes" if processes > 1 else "Emulating")
     status = subprocess.run([*command, *options.pytest], env=env, check=False).returncode
     if status:
-        raise VerifyError(f"the suite failed under emulation: pytest exited with {status}; its output is above.")
+        raise VerifyError(
+            f"the suite failed under emulation: pytest exited with {status}; its output is above."
+        )
     console.done("Nothing failed under emulation. That is no proof of a wheel: nox -s verify, on a GPU.")

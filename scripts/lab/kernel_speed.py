@@ -62,7 +62,11 @@ def _by_case(rows: Sequence[Row], group: str) -> dict[str, dict[str, Row]]:
 
 
 def _ratios(
-    rows: Sequence[Row], group: str, variant: str, base: Sequence[str] = ("stock",), only: Callable[[Row], bool] = lambda _: True
+    rows: Sequence[Row],
+    group: str,
+    variant: str,
+    base: Sequence[str] = ("stock",),
+    only: Callable[[Row], bool] = lambda _: True,
 ) -> list[float]:
     """The variant's time over the best of ``base``, for each case of a group that has both."""
     return [
@@ -73,7 +77,11 @@ def _ratios(
 
 
 def _extra(rows: Sequence[Row], group: str) -> list[float]:
-    return [case["on"]["mb"] - case["stock"]["mb"] for case in _by_case(rows, group).values() if {"on", "stock"} <= case.keys()]
+    return [
+        case["on"]["mb"] - case["stock"]["mb"]
+        for case in _by_case(rows, group).values()
+        if {"on", "stock"} <= case.keys()
+    ]
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -89,7 +97,16 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     prefill, decode, backward = (_ratios(rows, group, "on") for group in ("prefill", "decode", "backward"))
     one_chunk = _ratios(rows, "prefill", "on 2048", only=lambda row: row["len_k"] <= 2048)
     chunked = _ratios(rows, "chunked", "on", ("stock", "stock, one split"))
-    against_one = [1 / r for r in _ratios(rows, "decode", "on", ("stock, one split",), lambda row: (row["batch"], row["len_k"]) == (1, 131072))]
+    against_one = [
+        1 / r
+        for r in _ratios(
+            rows,
+            "decode",
+            "on",
+            ("stock, one split",),
+            lambda row: (row["batch"], row["len_k"]) == (1, 131072),
+        )
+    ]
     million = [case["on"]["ms"] for case in _by_case(rows, "million keys").values()]
     return [
         Goal("prefill, default split_size: geometric mean", _mean(prefill), 1.05, "×"),
@@ -100,11 +117,24 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         Goal("512 new tokens on 16 k and 128 k, against stock's best: the worst", _worst(chunked), 1.05, "×"),
         Goal("decode, default split_size: geometric mean", _mean(decode), 1.0, "×"),
         Goal("decode, default split_size: the worst", _worst(decode), 1.10, "×"),
-        Goal("decode, batch 1 and 128 k keys: times faster than one split", min(against_one, default=None), 15, "×", at_least=True),
+        Goal(
+            "decode, batch 1 and 128 k keys: times faster than one split",
+            min(against_one, default=None),
+            15,
+            "×",
+            at_least=True,
+        ),
         Goal("backward, against stock's deterministic=True: the worst", _worst(backward), 1.10, "×"),
         Goal("backward: memory above stock's, the most", _worst(_extra(rows, "backward")), 1, "MiB"),
-        Goal("512 queries on 2**20 keys: runs", float(len(million)) if million else None, 1, "", at_least=True),
-        Goal("mode off, against stock, prefill: geometric mean", _mean(_ratios(rows, "prefill", "off")), 1.01, "×"),
+        Goal(
+            "512 queries on 2**20 keys: runs", float(len(million)) if million else None, 1, "", at_least=True
+        ),
+        Goal(
+            "mode off, against stock, prefill: geometric mean",
+            _mean(_ratios(rows, "prefill", "off")),
+            1.01,
+            "×",
+        ),
     ]
 
 
@@ -114,21 +144,35 @@ def draw(facts: dict[str, Any], path: Path) -> None:
         import matplotlib as mpl  # noqa: PLC0415 - needed for this alone
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as e:
-        raise UsageError("--picture needs matplotlib: pip install matplotlib, or nox -s bench, which installs it.") from e
+        raise UsageError(
+            "--picture needs matplotlib: pip install matplotlib, or nox -s bench, which installs it."
+        ) from e
     rows = [row for row in facts["rows"] if row["group"] == "length" and row["head_dim"] == 64]
     figure = Figure(figsize=(10, 4), layout="constrained")
     time, memory = figure.subplots(1, 2)
-    labels = {"stock": "upstream", "on": "deterministic, default split_size", "on 512": "deterministic, split_size 512"}
+    labels = {
+        "stock": "upstream",
+        "on": "deterministic, default split_size",
+        "on 512": "deterministic, split_size 512",
+    }
     for variant, label in labels.items():
         mine = [row for row in rows if row["variant"] == variant]
         lengths = [row["len_k"] for row in mine]
         time.plot(lengths, [row["ratio"] for row in mine], marker="o", label=label)
         memory.plot(lengths, [row["mb"] for row in mine], marker="o", label=label)
     lengths = [length for _, length, _, _ in _NAIVE]
-    naive = {"marker": "x", "linestyle": "", "color": "tab:red", "label": "accumulators in memory, split 512 (2.8.3, H200)"}
+    naive = {
+        "marker": "x",
+        "linestyle": "",
+        "color": "tab:red",
+        "label": "accumulators in memory, split 512 (2.8.3, H200)",
+    }
     time.plot(lengths, [ratio for _, _, ratio, _ in _NAIVE], **naive)
     memory.plot(lengths, [mib * 32768 / (batch * length) for batch, length, _, mib in _NAIVE], **naive)
-    for axes, title in ((time, "time, as a multiple of upstream's"), (memory, "memory above the inputs, MiB")):
+    for axes, title in (
+        (time, "time, as a multiple of upstream's"),
+        (memory, "memory above the inputs, MiB"),
+    ):
         axes.set_xscale("log", base=2)
         axes.set_xlabel("length of a sequence")
         axes.set_title(title)
@@ -136,11 +180,17 @@ def draw(facts: dict[str, Any], path: Path) -> None:
     time.set_ylim(bottom=0)
     memory.set_yscale("log")
     time.legend()
-    figure.suptitle(f"{facts['gpu']}, torch {facts['torch']}: 32768 tokens, 32 heads, head dim 64, fp16, no mask")
+    figure.suptitle(
+        f"{facts['gpu']}, torch {facts['torch']}: 32768 tokens, 32 heads, head dim 64, fp16, no mask"
+    )
     aside = path.with_name(f".{path.name}")
     try:
         with mpl.rc_context({"svg.hashsalt": path.name}):  # the same figures give the same file
-            figure.savefig(aside, format=path.suffix.removeprefix("."), metadata={"Date": None} if path.suffix == ".svg" else None)
+            figure.savefig(
+                aside,
+                format=path.suffix.removeprefix("."),
+                metadata={"Date": None} if path.suffix == ".svg" else None,
+            )
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -155,15 +205,21 @@ def read(path: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         needed = ("group", "case", "variant", "ms", "mb", "ratio", "batch", "len_k", "head_dim")
-        lacking = [key for row in facts["rows"] for key in needed if key not in row] or [key for key in ("gpu", "torch") if key not in facts]
+        lacking = [key for row in facts["rows"] for key in needed if key not in row] or [
+            key for key in ("gpu", "torch") if key not in facts
+        ]
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}.") from e
     except (ValueError, KeyError, TypeError) as e:
-        raise UsageError(f"{path} is not what tests/wheel/bench.py --json writes: {type(e).__name__}: {e}.") from e
+        raise UsageError(
+            f"{path} is not what tests/wheel/bench.py --json writes: {type(e).__name__}: {e}."
+        ) from e
     if lacking:
         raise UsageError(f"{path} is not what tests/wheel/bench.py --json writes: it lacks {lacking[0]!r}.")
     if not any(row["variant"] == "stock" for row in facts["rows"]):
-        raise UsageError(f"{path} was measured without stock: run tests/wheel/bench.py with --stock (nox -s build -- --stock makes it).")
+        raise UsageError(
+            f"{path} was measured without stock: run tests/wheel/bench.py with --stock (nox -s build -- --stock makes it)."
+        )
     return facts
 
 
@@ -192,7 +248,9 @@ def measure(loaded: matrix.Matrix, job: build.Job, options: build.BuildOptions, 
         VerifyError: the benchmark failed.
     """
     place = build.Place(layout.BUILD, layout.BUILD / "bench" / "dist", cache=True)
-    made, stock = (build.build_one(loaded, job, replace(options, stock=stock), place).path for stock in (False, True))
+    made, stock = (
+        build.build_one(loaded, job, replace(options, stock=stock), place).path for stock in (False, True)
+    )
     facts = verify.facts_of(made)
     environments = layout.BUILD / "env"
     with tempfile.TemporaryDirectory(dir=environments, prefix="bench-") as folder:
@@ -200,6 +258,8 @@ def measure(loaded: matrix.Matrix, job: build.Job, options: build.BuildOptions, 
         shutil.copy(SUITE / "bench.py", folder)
         console.step("Measuring")
         command = [python, "bench.py", "--stock", stock.resolve(), "--json", result.resolve()]
-        status = subprocess.run([str(c) for c in command], cwd=folder, env={**os.environ, "PYTHONPATH": ""}, check=False).returncode
+        status = subprocess.run(
+            [str(c) for c in command], cwd=folder, env={**os.environ, "PYTHONPATH": ""}, check=False
+        ).returncode
     if status != 0:
         raise VerifyError(f"the benchmark failed: it exited with {status}; its output is above.")

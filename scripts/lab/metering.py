@@ -34,10 +34,15 @@ class Compile:
     seconds: float  # expected
 
 
-def commands_of(plan: kernels.Plan, file: Path, targets: Sequence[Path], settings: Mapping[str, str] | None = None) -> list[str]:
+def commands_of(
+    plan: kernels.Plan, file: Path, targets: Sequence[Path], settings: Mapping[str, str] | None = None
+) -> list[str]:
     """How a ninja file makes each of its targets, with environment variables of its own."""
     ask: list[str | Path] = [plan.toolchain.ninja, "-C", file.parent, "-f", file.name, "-t", "commands"]
-    told = [run([*ask, target], error=CompileError, what=f"{file} does not make {target}").splitlines() for target in targets]
+    told = [
+        run([*ask, target], error=CompileError, what=f"{file} does not make {target}").splitlines()
+        for target in targets
+    ]
     exported = "".join(f"export {name}={quoted([value])} && " for name, value in (settings or {}).items())
     return [f"cd {quoted([file.parent])} && {exported}{commands[-1]}" for commands in told]
 
@@ -47,17 +52,28 @@ def compiles_of(plan: kernels.Plan, side: str, units: Sequence[kernels.Unit]) ->
     file = plan.build / "ninja" / f"{side}.ninja"
     compiling.write_ninja(file, [(plan, units)])
     commands = commands_of(plan, file, [unit.target for unit in units])
-    return [Compile(side, Path(u.source).stem, command, u.target, u.seconds) for u, command in zip(units, commands, strict=True)]
+    return [
+        Compile(side, Path(u.source).stem, command, u.target, u.seconds)
+        for u, command in zip(units, commands, strict=True)
+    ]
 
 
 def side_by_side(sides: Sequence[Sequence[Compile]]) -> list[Compile]:
     """Each file on all sides before the next, beginning with another side each time."""
-    return [compiles[(i + shift) % len(compiles)] for i, compiles in enumerate(zip(*sides, strict=True)) for shift in range(len(compiles))]
+    return [
+        compiles[(i + shift) % len(compiles)]
+        for i, compiles in enumerate(zip(*sides, strict=True))
+        for shift in range(len(compiles))
+    ]
 
 
 def _record(folder: Path, one: Compile) -> Path:
     """Where its figures are. The folder and the command name all that they depend on: so do the places of our objects."""
-    return folder / "metered" / f"{one.side}-{one.file}-{hashlib.sha256(one.command.encode()).hexdigest()[:16]}.json"
+    return (
+        folder
+        / "metered"
+        / f"{one.side}-{one.file}-{hashlib.sha256(one.command.encode()).hexdigest()[:16]}.json"
+    )
 
 
 def meter(plan: kernels.Plan, compiles: Sequence[Compile], jobs: int, folder: Path) -> None:
@@ -83,7 +99,9 @@ def meter(plan: kernels.Plan, compiles: Sequence[Compile], jobs: int, folder: Pa
             record.unlink(missing_ok=True)
             words: list[str | Path] = [sys.executable, metered.__file__, record, "sh", "-c", one.command]
             name = f"{one.file}, {one.side}"
-            writer.build([str(record)], "meter", variables={"metered": quoted(words).replace("$", "$$"), "name": name})
+            writer.build(
+                [str(record)], "meter", variables={"metered": quoted(words).replace("$", "$$"), "name": name}
+            )
     settings = {**kernels.environment(), "NINJA_STATUS": "[%f/%t] "}
     command = [str(plan.toolchain.ninja), "-C", str(file.parent), "-f", file.name, f"-j{jobs}"]
     started, said, done = time.monotonic(), "", 0.0
@@ -107,4 +125,7 @@ def meter(plan: kernels.Plan, compiles: Sequence[Compile], jobs: int, folder: Pa
 
 def metered_seconds(folder: Path, compiles: Sequence[Compile]) -> dict[str, float]:
     """CPU seconds of each file."""
-    return {one.file: float(json.loads(_record(folder, one).read_text(encoding="utf-8"))["cpu_seconds"]) for one in compiles}
+    return {
+        one.file: float(json.loads(_record(folder, one).read_text(encoding="utf-8"))["cpu_seconds"])
+        for one in compiles
+    }

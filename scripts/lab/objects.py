@@ -68,7 +68,9 @@ def ptx(item: Path) -> Iterator[tuple[str, str]]:
 
 def texts(cubin: ELFFile) -> dict[str, bytes]:
     """The section ``.text`` of each kernel."""
-    return {s.name.removeprefix(".text."): s.data() for s in cubin.iter_sections() if s.name.startswith(".text.")}
+    return {
+        s.name.removeprefix(".text."): s.data() for s in cubin.iter_sections() if s.name.startswith(".text.")
+    }
 
 
 def machine_code(item: Path) -> dict[str, dict[str, bytes]]:
@@ -128,5 +130,7 @@ def read_kernels(item: Path, architecture: str) -> dict[str, Code]:
                 if low & _OPCODE in local:
                     local[low & _OPCODE] += _WIDTHS[min(high >> 9 & 7, len(_WIDTHS) - 1)]
             own = info.get(name, {})
-            found[name] = Code(len(text) // 16, own.get(_REGISTERS, 0), own.get(_FRAME, 0), local[_STORE], local[_LOAD], text)
+            found[name] = Code(
+                len(text) // 16, own.get(_REGISTERS, 0), own.get(_FRAME, 0), local[_STORE], local[_LOAD], text
+            )
     return found

@@ -35,7 +35,9 @@ class Timing:
     seconds: float | None
 
 
-def _median(function: Callable[[Path], object], build: Path, prepare: Callable[[Path], object] | None = None) -> float:
+def _median(
+    function: Callable[[Path], object], build: Path, prepare: Callable[[Path], object] | None = None
+) -> float:
     times = []
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory(dir=build, prefix="timings-") as folder:
@@ -47,7 +49,9 @@ def _median(function: Callable[[Path], object], build: Path, prepare: Callable[[
     return statistics.median(times)
 
 
-def measure(series: Series, pin: Upstream, checkout: upstream.Checkout, release: Release, build: Path) -> list[Timing]:
+def measure(
+    series: Series, pin: Upstream, checkout: upstream.Checkout, release: Release, build: Path
+) -> list[Timing]:
     """Time each, from files on disk: sdists are fetched before."""
     build.mkdir(parents=True, exist_ok=True)
     paths = [str(series.folder.resolve() / p.name) for p in series.patches]
@@ -67,14 +71,27 @@ def measure(series: Series, pin: Upstream, checkout: upstream.Checkout, release:
 
     def quilt(folder: Path) -> None:
         env = {**os.environ, "QUILT_PATCHES": str(folder / "patches")}
-        subprocess.run(["quilt", "push", "-a", "-q"], cwd=folder / "source", env=env, check=True, capture_output=True)
+        subprocess.run(
+            ["quilt", "push", "-a", "-q"], cwd=folder / "source", env=env, check=True, capture_output=True
+        )
 
     return [
         Timing("apply: upstream's files, exactness, commits", _median(applied, build)),
         Timing("apply again: nothing changed", _median(applied, build, applied)),
         Timing("git am, on a base that is there", _median(mail, build, base)),
-        Timing("quilt push -a, on files that are there", _median(quilt, build, plain) if shutil.which("quilt") else None),
-        Timing("export --check", _median(lambda folder: export.export(folder / "source", series.folder, check=True), build, applied)),
+        Timing(
+            "quilt push -a, on files that are there",
+            _median(quilt, build, plain) if shutil.which("quilt") else None,
+        ),
+        Timing(
+            "export --check",
+            _median(
+                lambda folder: export.export(folder / "source", series.folder, check=True), build, applied
+            ),
+        ),
         Timing("lint", _median(lambda _: lint.check(series.folder), build)),
-        Timing(f"forecast for {release.name}", _median(lambda folder: forecast.run_forecast(folder, series, pin, checkout, release), build)),
+        Timing(
+            f"forecast for {release.name}",
+            _median(lambda folder: forecast.run_forecast(folder, series, pin, checkout, release), build),
+        ),
     ]

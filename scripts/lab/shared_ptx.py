@@ -33,7 +33,9 @@ class Comparison:
     differing: tuple[str, ...]
 
 
-def compare(file: str, base: str, shared: Mapping[str, Mapping[str, bytes]], own: Mapping[str, Mapping[str, bytes]]) -> list[Comparison]:
+def compare(
+    file: str, base: str, shared: Mapping[str, Mapping[str, bytes]], own: Mapping[str, Mapping[str, bytes]]
+) -> list[Comparison]:
     """Compare :func:`machine_code` of a file's two objects, but for ``base``, where they have no choice.
 
     Raises:
@@ -45,12 +47,27 @@ def compare(file: str, base: str, shared: Mapping[str, Mapping[str, bytes]], own
             continue
         ours, theirs = own[architecture], shared.get(architecture, {})
         if not ours or set(ours) != set(theirs):
-            raise CompileError(f"{file}, sm_{architecture}: {len(ours)} kernels from its own PTX, {len(theirs)} from that of compute_{base}.")
-        found.append(Comparison(file, base, architecture, len(ours), tuple(sorted(name for name in ours if ours[name] != theirs[name]))))
+            raise CompileError(
+                f"{file}, sm_{architecture}: {len(ours)} kernels from its own PTX, {len(theirs)} from that of compute_{base}."
+            )
+        found.append(
+            Comparison(
+                file,
+                base,
+                architecture,
+                len(ours),
+                tuple(sorted(name for name in ours if ours[name] != theirs[name])),
+            )
+        )
     return found
 
 
-def check(applied: Tree, tools: toolchain.Toolchain, wanted: Sequence[Kernel], shared_ptx: Mapping[str, tuple[str, ...]]) -> list[Comparison]:
+def check(
+    applied: Tree,
+    tools: toolchain.Toolchain,
+    wanted: Sequence[Kernel],
+    shared_ptx: Mapping[str, tuple[str, ...]],
+) -> list[Comparison]:
     """Compile kernel files both ways and compare."""
     found = []
     for base, others in shared_ptx.items():
@@ -59,8 +76,12 @@ def check(applied: Tree, tools: toolchain.Toolchain, wanted: Sequence[Kernel], s
         for way in (shared_ptx, {}):
             flavour = replace(kernels.FORK, code=tuple(kernels.gencode(both, way)))
             # The compile cache may not be able to keep the first of the two.
-            plan = kernels.Plan(applied, replace(tools, sccache=None), tuple(wanted), both, layout.BUILD, flavour, way)
-            console.step(f"{len(wanted)} kernel files, PTX for {', '.join('compute_' + a for a in kernels.front_halves(both, way))}")
+            plan = kernels.Plan(
+                applied, replace(tools, sccache=None), tuple(wanted), both, layout.BUILD, flavour, way
+            )
+            console.step(
+                f"{len(wanted)} kernel files, PTX for {', '.join('compute_' + a for a in kernels.front_halves(both, way))}"
+            )
             work.append((plan, kernels.kernel_units(plan)))
         compiling.compile_together(work, None)
         objects = [{unit.target.stem: unit.target for unit in units} for _, units in work]

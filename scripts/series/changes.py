@@ -48,4 +48,6 @@ def write(path: Path, text: str) -> bool:
 def check(path: Path, text: str) -> None:
     """Raise a SeriesError when the file is not what would be written."""
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        raise SeriesError(f"{path.name} is stale: it is not what the patches say. Run nox -s changes and commit the result.")
+        raise SeriesError(
+            f"{path.name} is stale: it is not what the patches say. Run nox -s changes and commit the result."
+        )

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 def apply(
-    loaded: matrix.Matrix, source: upstream.Source, root: Path = layout.SOURCE, *, count: int | None = None, reset: bool = False
+    loaded: matrix.Matrix,
+    source: upstream.Source,
+    root: Path = layout.SOURCE,
+    *,
+    count: int | None = None,
+    reset: bool = False,
 ) -> tuple[model.Series, tree.Tree]:
     """Apply the series, or its first patches, telling what is done."""
     whole = model.read(layout.PATCHES)

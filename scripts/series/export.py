@@ -35,13 +35,31 @@ def format_patches(repository: Repository, base: str, target: Path, tip: str = "
     for commit in repository.commits(base, tip):
         about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
         if re.match(r"\w+ (fixup|squash|amend)! ", about):
-            raise SeriesError(f"{repository.root}: commit {about} is not folded into its patch yet: git rebase -i --autosquash base")
+            raise SeriesError(
+                f"{repository.root}: commit {about} is not folded into its patch yet: git rebase -i --autosquash base"
+            )
         if " " in repository.run("log", "-1", "--format=%P", commit, writes=False):
-            raise SeriesError(f"{repository.root}: commit {about} is a merge; a series is a line (git rebase makes one).")
+            raise SeriesError(
+                f"{repository.root}: commit {about} is a merge; a series is a line (git rebase makes one)."
+            )
         if not repository.run("diff-tree", "--no-commit-id", "--name-only", commit, writes=False):
             raise SeriesError(f"{repository.root}: commit {about} changes no file; drop it (git rebase -i).")
-    options = ["--zero-commit", "--no-signature", "--no-numbered", "--no-renames", "--diff-algorithm=histogram", "--stat=72"]
-    options += ["--no-attach", "--no-thread", "--no-add-header", "--no-encode-email-headers", "--no-full-index", "--abbrev=12"]
+    options = [
+        "--zero-commit",
+        "--no-signature",
+        "--no-numbered",
+        "--no-renames",
+        "--diff-algorithm=histogram",
+        "--stat=72",
+    ]
+    options += [
+        "--no-attach",
+        "--no-thread",
+        "--no-add-header",
+        "--no-encode-email-headers",
+        "--no-full-index",
+        "--abbrev=12",
+    ]
     options += ["--filename-max-length=100", f"--output-directory={target.resolve()}"]
     out = repository.run("format-patch", *options, f"{base}..{tip}", writes=False)
     return [Path(line).name for line in out.splitlines()]
@@ -49,13 +67,18 @@ def format_patches(repository: Repository, base: str, target: Path, tip: str = "
 
 def held(folder: Path) -> dict[str, bytes]:
     """The patches and the ``series`` that lie in a folder, by file name; none where there is no folder."""
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix == ".patch" or p.name == model.LISTING} if folder.is_dir() else {}
+    return (
+        {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix == ".patch" or p.name == model.LISTING}
+        if folder.is_dir()
+        else {}
+    )
 
 
 def changed(before: dict[str, bytes], after: dict[str, bytes]) -> Exported:
     """Which files are written and removed between the two."""
     return Exported(
-        tuple(sorted(name for name, content in after.items() if before.get(name) != content)), tuple(sorted(before.keys() - after.keys()))
+        tuple(sorted(name for name, content in after.items() if before.get(name) != content)),
+        tuple(sorted(before.keys() - after.keys())),
     )
 
 
@@ -113,7 +136,9 @@ def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> di
                 model.parse_patch(Path(folder) / name)
             except SeriesError as e:
                 fault = re.sub(r"^.*\.patch:\d+: ", "", str(e))
-                raise SeriesError(f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i and reword.)") from e
+                raise SeriesError(
+                    f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i and reword.)"
+                ) from e
         return {name: (Path(folder) / name).read_bytes() for name in names}
 
 
@@ -141,7 +166,9 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
     if not repository.is_top_level():
         raise SeriesError(f"{root} is no work tree of the series; nox -s apply makes it.")
     if operation := tree.in_progress(root):
-        raise SeriesError(f"{root} is in the middle of a {operation}; finish it there (git status tells how), or abort it.")
+        raise SeriesError(
+            f"{root} is in the middle of a {operation}; finish it there (git status tells how), or abort it."
+        )
     if changed := repository.run("status", "--porcelain").strip():
         raise SeriesError(f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them.")
     marker = tree.read_marker(root)
@@ -154,18 +181,28 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         )
     status, _, _ = repository.attempt("merge-base", "--is-ancestor", marker["base"], "HEAD")
     if status != 0:
-        raise SeriesError(f"{root}: HEAD does not stand on the base {marker['base'][:12]} any more; nothing was exported.")
+        raise SeriesError(
+            f"{root}: HEAD does not stand on the base {marker['base'][:12]} any more; nothing was exported."
+        )
     patches = exported_patches(repository, marker["base"])
     if not patches:
         raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
-    different = _differences(folder, patches) if (folder / model.LISTING).is_file() else [f"{model.LISTING} is missing"]
+    different = (
+        _differences(folder, patches)
+        if (folder / model.LISTING).is_file()
+        else [f"{model.LISTING} is missing"]
+    )
     if not different:
         _remember(repository, marker, folder, patches)
         return Exported((), ())
     if check:
-        raise SeriesError(f"{folder} is not what {root} says: {', '.join(different)}. Run nox -s export, or nox -s apply.")
+        raise SeriesError(
+            f"{folder} is not what {root} says: {', '.join(different)}. Run nox -s export, or nox -s apply."
+        )
     now = model.digests(folder)
-    if moved := sorted(name for name in now.keys() | marker["patches"].keys() if now.get(name) != marker["patches"].get(name)):
+    if moved := sorted(
+        name for name in now.keys() | marker["patches"].keys() if now.get(name) != marker["patches"].get(name)
+    ):
         raise SeriesError(
             f"{folder} changed since {root} was applied from it: {', '.join(moved)}. Exporting would undo that. {_carry_over(repository, marker)}."
         )
@@ -174,20 +211,34 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
     return written
 
 
-def _remember(repository: Repository, marker: dict[str, Any], folder: Path, patches: dict[str, bytes]) -> None:
+def _remember(
+    repository: Repository, marker: dict[str, Any], folder: Path, patches: dict[str, bytes]
+) -> None:
     """The tree and patches/ agree: give the tree the commits that the series has everywhere, and note what it is."""
     series = model.read(folder)
     base, head = marker["base"], repository.resolve("HEAD")
     if head != marker["commit"]:
         with tempfile.TemporaryDirectory(prefix="fa2-export-") as aside:
             copy = Repository(Path(aside) / "source", SeriesError)
-            repository.run("clone", "--quiet", "--shared", "--no-checkout", str(repository.root), str(copy.root), writes=False)
+            repository.run(
+                "clone",
+                "--quiet",
+                "--shared",
+                "--no-checkout",
+                str(repository.root),
+                str(copy.root),
+                writes=False,
+            )
             copy.run("checkout", "--quiet", "--detach", base)
             copy.run(*tree.AM, *(str(folder.resolve() / name) for name in patches))
             repository.run("fetch", "--quiet", "--no-tags", str(copy.root), "HEAD")
             applied = copy.resolve("HEAD")
         if repository.resolve(f"{applied}^{{tree}}") != repository.resolve("HEAD^{tree}"):
-            raise SeriesError(f"{folder}: the patches do not give the files of {repository.root}; this is a fault of export.")
-        repository.run("update-ref", "-m", "export: the same files with the series' own dates", "HEAD", applied)
+            raise SeriesError(
+                f"{folder}: the patches do not give the files of {repository.root}; this is a fault of export."
+            )
+        repository.run(
+            "update-ref", "-m", "export: the same files with the series' own dates", "HEAD", applied
+        )
         head = applied
     tree.write_marker(repository.root, marker["pin"], series, base, head, len(patches))

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from scripts.source.upstream import Checkout
 
 
-def forecast(space: Workspace, patches: Sequence[Patch], git: tuple[Repository, str, str] | None = None) -> list[Move]:
+def forecast(
+    space: Workspace, patches: Sequence[Patch], git: tuple[Repository, str, str] | None = None
+) -> list[Move]:
     """What would become of each patch. Goes on past one that does not move, where later ones do not need it.
 
     Args:
@@ -40,7 +42,13 @@ def forecast(space: Workspace, patches: Sequence[Patch], git: tuple[Repository, 
         name = names[commit]
         outcome, evidence = there.get(name, (None, ""))
         if commit in ids:
-            moves.append(Move(name, Outcome.LANDED_IDENTICAL, (f"upstream's commit {ids[commit]} has the same patch-id",)))
+            moves.append(
+                Move(
+                    name,
+                    Outcome.LANDED_IDENTICAL,
+                    (f"upstream's commit {ids[commit]} has the same patch-id",),
+                )
+            )
             continue
         if outcome is Outcome.LANDED_IDENTICAL:
             moves.append(Move(name, outcome, (evidence,)))
@@ -57,13 +65,26 @@ def forecast(space: Workspace, patches: Sequence[Patch], git: tuple[Repository, 
     return moves
 
 
-def run_forecast(folder: Path, series: Series, pin: Upstream, checkout: Checkout, release: Release, git: Repository | None = None) -> list[Move]:
+def run_forecast(
+    folder: Path,
+    series: Series,
+    pin: Upstream,
+    checkout: Checkout,
+    release: Release,
+    git: Repository | None = None,
+) -> list[Move]:
     """Forecast in a temporary work tree under ``folder``, which is left as it was."""
     folder.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=folder, prefix="forecast-"))
     try:
         space = move.workspace(aside / "source", series, pin, checkout, release)
-        known = git is not None and all(git.attempt("cat-file", "-e", c)[0] == 0 for c in (pin.commit, release.pin.commit))
-        return forecast(space, series.patches, (git, pin.commit, release.pin.commit) if git is not None and known else None)
+        known = git is not None and all(
+            git.attempt("cat-file", "-e", c)[0] == 0 for c in (pin.commit, release.pin.commit)
+        )
+        return forecast(
+            space,
+            series.patches,
+            (git, pin.commit, release.pin.commit) if git is not None and known else None,
+        )
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -122,7 +122,9 @@ def code_of(name: str, text: str) -> str:
     """
     lexer = PythonLexer() if name.endswith(".py") else CudaLexer()
     comments = (Comment.Single, Comment.Multiline, Comment.Hashbang, String.Doc)
-    kept = "".join(value if not any(kind in c for c in comments) else " " for kind, value in lexer.get_tokens(text))
+    kept = "".join(
+        value if not any(kind in c for c in comments) else " " for kind, value in lexer.get_tokens(text)
+    )
     # The lexer keeps a comment that ends a preprocessor line as a part of it.
     return re.sub(r"(?m)^(\s*#.*?)//.*$", r"\1", kept) if not name.endswith(".py") else kept
 
@@ -131,7 +133,10 @@ def _holds(guard: Guard, code: str) -> bool:
     if guard.kind == "symbol":
         return re.search(rf"\b{guard.what}\b", code) is not None
     if guard.kind == "macro":
-        return re.search(rf"(?m)^\s*#\s*(define|undef|if|ifdef|ifndef|elif)\b.*\b{guard.what}\b", code) is not None
+        return (
+            re.search(rf"(?m)^\s*#\s*(define|undef|if|ifdef|ifndef|elif)\b.*\b{guard.what}\b", code)
+            is not None
+        )
 
     def squeezed(text: str) -> str:
         return re.sub(r"\s+", "", text)
@@ -162,7 +167,9 @@ def check_compiled(guard: Guard, repository: Repository, commit: str, compiler: 
         _extract(repository, commit, repository.files(commit), tree)
         with compiler(tree, guard.path).open("rb") as stream:
             table = ELFFile(stream).get_section_by_name(".symtab")
-            return isinstance(table, SymbolTableSection) and any(guard.what in symbol.name for symbol in table.iter_symbols())
+            return isinstance(table, SymbolTableSection) and any(
+                guard.what in symbol.name for symbol in table.iter_symbols()
+            )
 
 
 def _extract(repository: Repository, commit: str, names: list[str], target: Path) -> None:
@@ -180,12 +187,29 @@ def check_test(guard: Guard, repository: Repository, commit: str) -> bool:
         GuardError: pytest neither passed nor failed: there is no such test, or it cannot start.
     """
     with tempfile.TemporaryDirectory(prefix="fa2-guard-") as folder:
-        _extract(repository, commit, [n for n in repository.files(commit) if not n.startswith("csrc/cutlass/")], Path(folder) / "tree")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={layout.ROOT}", "-c", os.devnull]
+        _extract(
+            repository,
+            commit,
+            [n for n in repository.files(commit) if not n.startswith("csrc/cutlass/")],
+            Path(folder) / "tree",
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--rootdir={layout.ROOT}",
+            "-c",
+            os.devnull,
+        ]
         command += [f"{layout.ROOT / guard.path}::{guard.what}", f"--tree={Path(folder) / 'tree'}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=layout.ROOT)
     if done.returncode not in (0, 1):
-        raise GuardError(f"guard {guard}: pytest exited with {done.returncode}.\n{last_lines(done.stdout + done.stderr)}")
+        raise GuardError(
+            f"guard {guard}: pytest exited with {done.returncode}.\n{last_lines(done.stdout + done.stderr)}"
+        )
     return done.returncode == 0
 
 
@@ -204,12 +228,16 @@ def run(series: Series, tree: Commits, compiler: Compiler | None = None) -> list
     repository = Repository(tree.root, SeriesError)
     commits = repository.commits(tree.base, tree.commit)
     if len(commits) != len(series.patches):
-        raise SeriesError(f"{tree.root} has {len(commits)} commits for {len(series.patches)} patches; run nox -s apply.")
+        raise SeriesError(
+            f"{tree.root} has {len(commits)} commits for {len(series.patches)} patches; run nox -s apply."
+        )
     outcomes = []
     before = tree.base
     for patch, commit in zip(series.patches, commits, strict=True):
         if not patch.guards:
-            raise GuardError(f"{patch.name} declares no guard; add a trailer 'Guard: …' to its message: {KINDS}.")
+            raise GuardError(
+                f"{patch.name} declares no guard; add a trailer 'Guard: …' to its message: {KINDS}."
+            )
         for text in patch.guards:
             try:
                 guard = parse(text)

@@ -88,9 +88,17 @@ def _start_of_diff(lines: list[str]) -> int:
 def _header(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Problem]:
     at = next((i for i, line in enumerate(lines, 1) if line.startswith("Subject:")), 1)
     if len(patch.subject) > SUBJECT_LENGTH:
-        yield Problem(path, at, f"the subject has {len(patch.subject)} characters; say it in {SUBJECT_LENGTH} (reword the commit).")
+        yield Problem(
+            path,
+            at,
+            f"the subject has {len(patch.subject)} characters; say it in {SUBJECT_LENGTH} (reword the commit).",
+        )
     if not is_imperative(patch.subject):
-        yield Problem(path, at, f"the subject {patch.subject!r} is not in the imperative ('Add …', not 'Added …' or 'Adds …').")
+        yield Problem(
+            path,
+            at,
+            f"the subject {patch.subject!r} is not in the imperative ('Add …', not 'Added …' or 'Adds …').",
+        )
     if patch.subject.endswith("."):
         yield Problem(path, at, "the subject ends with a full stop; drop it.")
     if len(patch.body.split()) < WORDS_OF_WHY:
@@ -101,10 +109,18 @@ def _header(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Proble
         )
     for place, text in enumerate(lines[: _start_of_diff(lines)], 1):
         if match := re.search(r"--(?:patch|through) \d+|\b[Pp]atch(?:es)? \d+\b", text):
-            yield Problem(path, place, f"{match[0]!r}: numbers change when patches come and go; name a part of the subject.")
+            yield Problem(
+                path,
+                place,
+                f"{match[0]!r}: numbers change when patches come and go; name a part of the subject.",
+            )
     trailer = next((i for i, line in enumerate(lines, 1) if line.startswith("Upstream-Status:")), at)
     if not patch.guards:
-        yield Problem(path, trailer, f"no trailer Guard; add one that only a tree with the patch passes: {guards.KINDS}.")
+        yield Problem(
+            path,
+            trailer,
+            f"no trailer Guard; add one that only a tree with the patch passes: {guards.KINDS}.",
+        )
     for text in patch.guards:
         try:
             guards.parse(text)
@@ -133,15 +149,31 @@ def _diff(path: Path, lines: list[str]) -> Iterator[Problem]:
             file = match[1]
             for name in sorted({match[1], match[2]}):
                 if not is_ours_to_touch(name):
-                    yield Problem(path, number, f"{name} is none of upstream's files that a wheel is built from; {_WHERE}.")
+                    yield Problem(
+                        path,
+                        number,
+                        f"{name} is none of upstream's files that a wheel is built from; {_WHERE}.",
+                    )
         yield from _whitespace(path, number, line, file)
     for match in re.finditer(r"(?m)^@@ .*\n((?:[ +\\-].*\n)*)", "\n".join(lines) + "\n"):
         hunk = match[1].rstrip("\n").split("\n")
         changes = [i for i, line in enumerate(hunk) if not line.startswith((" ", "\\"))]
-        around = [changes[0], len(hunk) - 1 - changes[-1], *((after - before - 1) / 2 for before, after in pairwise(changes))] if changes else []
+        around = (
+            [
+                changes[0],
+                len(hunk) - 1 - changes[-1],
+                *((after - before - 1) / 2 for before, after in pairwise(changes)),
+            ]
+            if changes
+            else []
+        )
         if any(count > CONTEXT_LINES for count in around):
             at = match.string[: match.start()].count("\n") + 1
-            yield Problem(path, at, f"more than {CONTEXT_LINES} lines of context around a change; nox -s export writes {CONTEXT_LINES}.")
+            yield Problem(
+                path,
+                at,
+                f"more than {CONTEXT_LINES} lines of context around a change; nox -s export writes {CONTEXT_LINES}.",
+            )
 
 
 def _hooks(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Problem]:
@@ -152,7 +184,11 @@ def _hooks(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Problem
             fix = f"put code into a new file and leave a hook of at most {ADDED_TO_A_FILE} lines"
             yield Problem(path, at, f"adds {change.added} lines to upstream's {change.path}; {fix}.")
     if (quoted := sum(change.context + change.removed for change in hooks)) > QUOTED_IN_A_PATCH:
-        yield Problem(path, 1, f"quotes {quoted} lines of upstream's, which is too much context; split the patch, or touch fewer places.")
+        yield Problem(
+            path,
+            1,
+            f"quotes {quoted} lines of upstream's, which is too much context; split the patch, or touch fewer places.",
+        )
 
 
 _WHERE = "patches touch setup.py, flash_attn/**.py and csrc/flash_attn/, and add files there"
@@ -172,7 +208,11 @@ def is_ours_to_touch(name: str) -> bool:
 
 def _as_problem(path: Path, error: SeriesError) -> Problem:
     match = re.match(r".*?:(\d+): ", str(error))
-    return Problem(path, int(match[1]), str(error)[match.end() :]) if match else Problem(path, 1, str(error).removeprefix(f"{path}: "))
+    return (
+        Problem(path, int(match[1]), str(error)[match.end() :])
+        if match
+        else Problem(path, 1, str(error).removeprefix(f"{path}: "))
+    )
 
 
 def check_patch(path: Path) -> list[Problem]:
@@ -200,13 +240,25 @@ def check(folder: Path) -> list[Problem]:
         if path.name in names or path.name == model.LISTING:
             continue
         if path.suffix == ".patch":
-            problems.append(Problem(listing, len(names) + 1, f"does not name {path.name}; add a line, or delete the file."))
+            problems.append(
+                Problem(
+                    listing, len(names) + 1, f"does not name {path.name}; add a line, or delete the file."
+                )
+            )
         elif not path.name.startswith("."):
-            problems.append(Problem(path, 1, f"is no patch; {folder.name}/ holds patches and {model.LISTING}."))
+            problems.append(
+                Problem(path, 1, f"is no patch; {folder.name}/ holds patches and {model.LISTING}.")
+            )
     if not names:
         problems.append(Problem(listing, 1, "names no patch."))
     for place, entry in enumerate(entries, 1):
         if not entry.name.startswith(f"{place:04}-"):
-            problems.append(Problem(listing, entry.line, f"{entry.name} is patch {place} of the series; nox -s export names it {place:04}-…"))
+            problems.append(
+                Problem(
+                    listing,
+                    entry.line,
+                    f"{entry.name} is patch {place} of the series; nox -s export names it {place:04}-…",
+                )
+            )
         problems += check_patch(folder / entry.name)
     return problems

@@ -85,14 +85,22 @@ class Series:
             SeriesError: none or several fit.
         """
         if text.isdecimal():
-            found = [i for i, p in enumerate(self.patches) if p.number.isdecimal() and int(p.number) == int(text)]
+            found = [
+                i for i, p in enumerate(self.patches) if p.number.isdecimal() and int(p.number) == int(text)
+            ]
         else:
             wanted = text.removesuffix(".patch").rsplit("/", 1)[-1]
             exact = [i for i, p in enumerate(self.patches) if p.name == f"{wanted}.patch"]
-            found = exact or [i for i, p in enumerate(self.patches) if wanted and wanted.lower() in f"{p.name} {p.subject}".lower()]
+            found = exact or [
+                i
+                for i, p in enumerate(self.patches)
+                if wanted and wanted.lower() in f"{p.name} {p.subject}".lower()
+            ]
         if len(found) != 1:
             names = "\n".join("    " + p.name for i, p in enumerate(self.patches) if i in found or not found)
-            raise SeriesError(f"{text!r} names {'no patch of the series, which has' if not found else 'several patches'}:\n{names}")
+            raise SeriesError(
+                f"{text!r} names {'no patch of the series, which has' if not found else 'several patches'}:\n{names}"
+            )
         return found[0]
 
     def upto(self, count: int) -> Series:
@@ -132,23 +140,38 @@ def _files(path: Path, text: str, start: int) -> tuple[FileChange, ...]:
         parsed = PatchSet(text[start:])
     except UnidiffParseError as e:
         raise SeriesError(damaged(path, git.flaw(path) or str(e))) from e
-    return tuple(FileChange(f.path, f.added, f.removed, sum(line.is_context for hunk in f for line in hunk), bool(f.is_added_file)) for f in parsed)
+    return tuple(
+        FileChange(
+            f.path,
+            f.added,
+            f.removed,
+            sum(line.is_context for hunk in f for line in hunk),
+            bool(f.is_added_file),
+        )
+        for f in parsed
+    )
 
 
 def parse_patch(path: Path) -> Patch:
     """Read one patch; a SeriesError names line and fix of the first thing its header lacks."""
     text = text_of(path)
     if "\r\n" in text.partition("\n\n")[0]:
-        raise SeriesError(f"{path}:1: lines end with carriage returns; write the file with line feeds (an editor, or core.autocrlf, changed them).")
+        raise SeriesError(
+            f"{path}:1: lines end with carriage returns; write the file with line feeds (an editor, or core.autocrlf, changed them)."
+        )
     message = BytesParser(policy=email.policy.default).parsebytes(text.encode())
     subject = re.sub(r"^\[PATCH[^\]]*\] *", "", str(message["Subject"] or "").replace("\n", ""))
     if not subject:
-        raise SeriesError(f"{path}:1: no Subject; patches are mail files written by git format-patch (nox -s export writes them).")
+        raise SeriesError(
+            f"{path}:1: no Subject; patches are mail files written by git format-patch (nox -s export writes them)."
+        )
     head, _, payload = text.partition("\n\n")
     body, separator, diff = f"\n{payload}".partition("\n---\n")
     body = body.removeprefix("\n")
     if not separator or "\ndiff --git " not in "\n" + diff:
-        raise SeriesError(f"{path}:{text.count(chr(10)) + 1}: no diff after the message, or a line '---' within the message.")
+        raise SeriesError(
+            f"{path}:{text.count(chr(10)) + 1}: no diff after the message, or a line '---' within the message."
+        )
     first = head.count("\n") + 3  # the line that the message's body starts in
     trailers: dict[str, list[tuple[int, str]]] = {"Upstream-Status": [], "Feature": [], "Guard": []}
     prose = []
@@ -156,15 +179,23 @@ def parse_patch(path: Path) -> Patch:
         if match := _TRAILER.fullmatch(line):
             trailers[match[1]].append((number, match[2].strip()))
         elif any(trailers.values()) and line.strip() and not re.match(r"[\w-]+: ", line):
-            raise SeriesError(f"{path}:{number}: text after the trailers; they are the message's last paragraph.")
+            raise SeriesError(
+                f"{path}:{number}: text after the trailers; they are the message's last paragraph."
+            )
         else:
             prose.append(line)
     end = first + body.count("\n")
     for name, known in (("Upstream-Status", STATUSES), ("Feature", " or ".join(FEATURES))):
         if not trailers[name]:
-            near = [i for i, line in enumerate(body.split("\n"), first) if line.lower().startswith(f"{name.lower()}:")]
+            near = [
+                i
+                for i, line in enumerate(body.split("\n"), first)
+                if line.lower().startswith(f"{name.lower()}:")
+            ]
             spelling = f" (line {near[0]} spells it otherwise)" if near else ""
-            raise SeriesError(f"{path}:{end}: the message has no trailer {name}{spelling}; add a line '{name}: …' at its end: {known}.")
+            raise SeriesError(
+                f"{path}:{end}: the message has no trailer {name}{spelling}; add a line '{name}: …' at its end: {known}."
+            )
         if len(trailers[name]) > 1:
             raise SeriesError(f"{path}:{trailers[name][1][0]}: a second trailer {name}; one is enough.")
     (line_status, status), (line_feature, feature) = trailers["Upstream-Status"][0], trailers["Feature"][0]
@@ -174,7 +205,16 @@ def parse_patch(path: Path) -> Patch:
         raise SeriesError(f"{path}:{line_feature}: Feature {feature!r} is none of {', '.join(FEATURES)}.")
     guards = tuple(value for _, value in trailers["Guard"])
     start = text.index("diff --git ", len(head) + len(body))
-    return Patch(path.name, text.encode(), subject, "\n".join(prose).strip(), status, feature, guards, _files(path, text, start))
+    return Patch(
+        path.name,
+        text.encode(),
+        subject,
+        "\n".join(prose).strip(),
+        status,
+        feature,
+        guards,
+        _files(path, text, start),
+    )
 
 
 @dataclass(frozen=True)
@@ -213,7 +253,9 @@ def listing(folder: Path) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
             )
         earlier = next((e for e in entries if e.name == name), None)
         if earlier:
-            raise SeriesError(f"{path}:{number}: {name} is already named in line {earlier.line}; delete one of the two.")
+            raise SeriesError(
+                f"{path}:{number}: {name} is already named in line {earlier.line}; delete one of the two."
+            )
         if not (folder / name).is_file():
             raise SeriesError(f"{path}:{number}: {folder / name} does not exist; add it, or delete the line.")
         after = line[line.index("#") :].rstrip() if "#" in line else ""

@@ -36,7 +36,9 @@ class Outcome(str, Enum):
     OFFSET = "offset"  # merges; hunks moved, or lines around them changed
     CONFLICT = "conflict"
     NOT_TRIED = "not-tried"  # it needs one that does not move
-    LANDED_IDENTICAL = "landed-identical"  # the whole patch reverse-applies to the new base, or its patch-id is there
+    LANDED_IDENTICAL = (
+        "landed-identical"  # the whole patch reverse-applies to the new base, or its patch-id is there
+    )
     LANDED_MODIFIED = "landed-modified"  # most of its hunks do
     SOURCE_RENAMED = "source-renamed"  # a file it touches has another name
     SOURCE_DELETED = "source-deleted"  # a file it touches is gone
@@ -102,9 +104,13 @@ def needs(repository: Repository, commits: Sequence[str]) -> dict[str, frozenset
             if file.is_added_file:
                 made[file.path] = commit
             else:
-                ranges = [f"-L{hunk.source_start},+{hunk.source_length}" for hunk in file if hunk.source_length]
+                ranges = [
+                    f"-L{hunk.source_start},+{hunk.source_length}" for hunk in file if hunk.source_length
+                ]
                 if ranges:
-                    blamed = repository.run("blame", "--porcelain", *ranges, f"{commit}^", "--", file.path, writes=False)
+                    blamed = repository.run(
+                        "blame", "--porcelain", *ranges, f"{commit}^", "--", file.path, writes=False
+                    )
                     mine |= set(re.findall(r"^([0-9a-f]{40}) \d+ \d+", blamed, re.MULTILINE))
             text = "\n".join(line.value for hunk in file for line in hunk if line.is_added)
             for path, maker in made.items():
@@ -153,12 +159,18 @@ def landed(space: Workspace, patches: Sequence[Patch]) -> dict[str, tuple[Outcom
             whole, hunks = _patch_files(repository, commit, Path(folder))
             if _reverses(repository, whole) and hunks:
                 repository.run("apply", "--reverse", "--whitespace=nowarn", str(whole))
-                found[patch.name] = (Outcome.LANDED_IDENTICAL, f"the whole patch reverse-applies to {space.new_name}")
+                found[patch.name] = (
+                    Outcome.LANDED_IDENTICAL,
+                    f"the whole patch reverse-applies to {space.new_name}",
+                )
                 continue
             there = sum(_reverses(repository, hunk) for hunk in hunks)
             if there:
                 evidence = f"{there} of its {len(hunks)} hunks reverse-apply to {space.new_name}"
-                found[patch.name] = (Outcome.LANDED_MODIFIED if 2 * there > len(hunks) else Outcome.CONFLICT, evidence)
+                found[patch.name] = (
+                    Outcome.LANDED_MODIFIED if 2 * there > len(hunks) else Outcome.CONFLICT,
+                    evidence,
+                )
     repository.discard(space.new_base)
     return found
 
@@ -167,10 +179,18 @@ def landed_in(upstream: Repository, space: Workspace, old: str, new: str) -> dic
     """The series' commits whose patch-id a commit of upstream's between two commits has: series commit to upstream's."""
     wanted = {_patch_id(space.repository, commit): commit for commit in space.commits}
     touched = sorted(
-        {name for c in space.commits for name in space.repository.run("diff-tree", "--no-commit-id", "-r", "--name-only", c).split("\n")}
+        {
+            name
+            for c in space.commits
+            for name in space.repository.run("diff-tree", "--no-commit-id", "-r", "--name-only", c).split(
+                "\n"
+            )
+        }
     )
     found = {}
-    for commit in upstream.run("rev-list", "--no-merges", f"{old}..{new}", "--", *touched, writes=False).split():
+    for commit in upstream.run(
+        "rev-list", "--no-merges", f"{old}..{new}", "--", *touched, writes=False
+    ).split():
         if (mine := wanted.get(_patch_id(upstream, commit))) is not None:
             found[mine] = upstream.run("log", "-1", "--format=%h %s", commit, writes=False)
     return found
@@ -204,12 +224,20 @@ def pick(space: Workspace, commit: str) -> Step:
         if renamed:
             return Step(Outcome.SOURCE_RENAMED, tuple(renamed))
         return Step(Outcome.CLEAN, ()) if not exact else Step(Outcome.OFFSET, tuple(exact))
-    conflicts = [name for name in repository.run("diff", "--name-only", "--diff-filter=U", "-z", writes=False).split("\0") if name]
+    conflicts = [
+        name
+        for name in repository.run("diff", "--name-only", "--diff-filter=U", "-z", writes=False).split("\0")
+        if name
+    ]
     if conflicts:
         evidence = [line for name in conflicts for line in _conflict(space, name)]
         if deleted:
             return Step(Outcome.SOURCE_DELETED, (*deleted, *evidence))
-        return Step(Outcome.SOURCE_RENAMED, (*renamed, *evidence)) if renamed else Step(Outcome.CONFLICT, tuple(evidence))
+        return (
+            Step(Outcome.SOURCE_RENAMED, (*renamed, *evidence))
+            if renamed
+            else Step(Outcome.CONFLICT, tuple(evidence))
+        )
     if not repository.run("status", "--porcelain", "--untracked-files=no", writes=False).strip():
         return Step(Outcome.EMPTY, (f"merging it into {space.new_name} leaves nothing",))
     raise SeriesError(f"git cherry-pick {commit} in {repository.root} exited with {status}:\n{err or out}")
@@ -235,16 +263,32 @@ def _offsets(repository: Repository, commit: str) -> list[str]:
 def _gone(space: Workspace, commit: str) -> tuple[list[str], list[str]]:
     """Files a commit changes that the new base has under another name, or not at all."""
     repository = space.repository
-    touched = set(repository.run("diff-tree", "--no-commit-id", "-r", "--name-only", "--diff-filter=MD", commit, writes=False).split("\n")) - {""}
+    touched = set(
+        repository.run(
+            "diff-tree", "--no-commit-id", "-r", "--name-only", "--diff-filter=MD", commit, writes=False
+        ).split("\n")
+    ) - {""}
     if not touched:
         return [], []
     there, first = (set(repository.files(base, "--", *touched)) for base in (space.new_base, space.old_base))
     missing = sorted(first - there)
     if not missing:
         return [], []
-    listing = repository.run("diff", "--find-renames=40%", "--diff-filter=R", "--name-status", space.old_base, space.new_base, writes=False)
+    listing = repository.run(
+        "diff",
+        "--find-renames=40%",
+        "--diff-filter=R",
+        "--name-status",
+        space.old_base,
+        space.new_base,
+        writes=False,
+    )
     names = {old: (new, score) for score, old, new in (line.split("\t") for line in listing.splitlines())}
-    renamed = [f"{name} is {names[name][0]} in {space.new_name} ({int(names[name][1][1:])} % the same)" for name in missing if name in names]
+    renamed = [
+        f"{name} is {names[name][0]} in {space.new_name} ({int(names[name][1][1:])} % the same)"
+        for name in missing
+        if name in names
+    ]
     return renamed, [f"{name} is not in {space.new_name}" for name in missing if name not in names]
 
 
@@ -260,7 +304,11 @@ def _conflict(space: Workspace, name: str) -> list[str]:
         block = lines[place:]
         base_at = next((i for i, line in enumerate(block) if line.startswith("||||||| ")), 0)
         first = next((line.strip() for line in block[:base_at] if line.strip()), "")
-        about = f"; {space.new_name} has '{first if len(first) <= 100 else first[:99] + '…'}'" if first else f"; {space.new_name} removed the lines"
+        about = (
+            f"; {space.new_name} has '{first if len(first) <= 100 else first[:99] + '…'}'"
+            if first
+            else f"; {space.new_name} removed the lines"
+        )
         evidence.append(f"{name}:{place}: conflict{about}")
     return evidence or [f"{name}: conflict"]
 

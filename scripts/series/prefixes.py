@@ -51,13 +51,22 @@ def _runner(series: Series, tree: Commits, command: str, folder: Path) -> Callab
         repository.run("clean", "--quiet", "--force", "-d", "-x")
         console.step(f"{names[place]}: {command}")
         started = time.monotonic()
-        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {"FA2_PATCH": names[place], "FA2_SOURCE": str(folder)}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {
+            "FA2_PATCH": names[place],
+            "FA2_SOURCE": str(folder),
+        }
         # A shell, because that is what a user types. Its output goes to stderr: stdout is ours, for --json.
         done = subprocess.run(command, shell=True, cwd=folder, env=env, check=False, stdout=sys.stderr)  # noqa: S602
         result = Run(names[place], done.returncode, time.monotonic() - started)
         if result.status == NOT_FOUND:
             raise UsageError(f"{command!r}: the shell did not find the command (127).")
-        verdict = "passes" if result.passed else "cannot be tested (125)" if result.status == UNTESTABLE else f"exits with {result.status}"
+        verdict = (
+            "passes"
+            if result.passed
+            else "cannot be tested (125)"
+            if result.status == UNTESTABLE
+            else f"exits with {result.status}"
+        )
         console.note(f"{verdict}, {console.duration(result.seconds)}")
         return result
 
@@ -84,9 +93,13 @@ def bisect(series: Series, tree: Commits, command: str, build: Path) -> tuple[st
             return None, runs
         runs.append(run(0))
         if runs[1].status == UNTESTABLE:
-            raise UsageError(f"{command!r} cannot be tested on upstream without any patch (125); there is no passing end to start from.")
+            raise UsageError(
+                f"{command!r} cannot be tested on upstream without any patch (125); there is no passing end to start from."
+            )
         if not runs[1].passed:
-            raise UsageError(f"{command!r} fails on upstream without any patch (status {runs[1].status}); no patch is to blame.")
+            raise UsageError(
+                f"{command!r} fails on upstream without any patch (status {runs[1].status}); no patch is to blame."
+            )
         good, bad, untestable = 0, len(series.patches), set[int]()
         while candidates := [i for i in range(good + 1, bad) if i not in untestable]:
             place = candidates[len(candidates) // 2]
@@ -98,7 +111,9 @@ def bisect(series: Series, tree: Commits, command: str, build: Path) -> tuple[st
             else:
                 bad = place
         if bad - good > 1:
-            raise UsageError(f"one of {', '.join(p.name for p in series.patches[good:bad])}; those before the last could not be tested (125).")
+            raise UsageError(
+                f"one of {', '.join(p.name for p in series.patches[good:bad])}; those before the last could not be tested (125)."
+            )
         return series.patches[bad - 1].name, runs
 
 

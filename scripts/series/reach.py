@@ -31,7 +31,9 @@ def includes(repository: Repository, commit: str) -> dict[str, frozenset[str]]:
         if name.endswith((".h", ".cu", ".cpp", ".cuh")):
             text = repository.read(f"{commit}:{name}").decode("utf-8", errors="replace")
             listed = re.findall(r'^\s*#\s*include\s*[<"]([^">]+)[">]', text, re.MULTILINE)
-            found[name] = frozenset(by_name[i.rsplit("/", 1)[-1]] for i in listed if i.rsplit("/", 1)[-1] in by_name)
+            found[name] = frozenset(
+                by_name[i.rsplit("/", 1)[-1]] for i in listed if i.rsplit("/", 1)[-1] in by_name
+            )
     return found
 
 
@@ -51,7 +53,11 @@ def kernels(repository: Repository, old: str, new: str) -> tuple[Kernel, ...]:
     if repository.run("diff", "--name-only", old, new, "--", "csrc/cutlass", writes=False):
         return ALL_KERNELS
     graphs = [includes(repository, commit) for commit in (old, new)]
-    return tuple(k for k in ALL_KERNELS if any(changed & _reach(graph, f"{_SOURCES}/src/{k.source}") for graph in graphs))
+    return tuple(
+        k
+        for k in ALL_KERNELS
+        if any(changed & _reach(graph, f"{_SOURCES}/src/{k.source}") for graph in graphs)
+    )
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,15 @@ class Reach:
 
 def _places(repository: Repository, base: str, commit: str) -> Iterator[str]:
     """Upstream's lines that a commit replaces or adds lines between; blame knows where they were before other patches moved them."""
-    diff = repository.run("show", "--format=", "--no-renames", "--no-ext-diff", "--unified=1", commit, writes=False)
+    diff = repository.run(
+        "show", "--format=", "--no-renames", "--no-ext-diff", "--unified=1", commit, writes=False
+    )
     for file in PatchSet(diff):
         for hunk in () if file.is_added_file else file:
             span = f"-L{hunk.source_start},+{hunk.source_length}"
-            blamed = repository.run("blame", "-s", "--porcelain", span, f"{commit}^", "--", file.path, writes=False)
+            blamed = repository.run(
+                "blame", "-s", "--porcelain", span, f"{commit}^", "--", file.path, writes=False
+            )
             lines = sorted(int(line) for line in re.findall(rf"(?m)^{base} (\d+) \d+", blamed))
             if lines:
                 yield f"{file.path}:{lines[0]}" + (f"-{lines[-1]}" if lines[-1] > lines[0] else "")
@@ -93,4 +103,10 @@ def reach(repository: Repository, base: str, commit: str, patch: Patch, root: Pa
     tests = [f"{guard.path}::{guard.what}" for guard in named if guard.kind == "test"]
     tests += [name for name in re.findall(r"\btests/[\w./]*\w", patch.body) if (root / name).exists()]
     binding = any(change.path.startswith(_SOURCES) or change.path.endswith(".py") for change in patch.files)
-    return Reach(tuple(_places(repository, base, commit)), own, kernels(repository, f"{commit}^", commit), binding, tuple(dict.fromkeys(tests)))
+    return Reach(
+        tuple(_places(repository, base, commit)),
+        own,
+        kernels(repository, f"{commit}^", commit),
+        binding,
+        tuple(dict.fromkeys(tests)),
+    )

@@ -72,25 +72,44 @@ class Rebase:
         try:
             raw = json.loads(self._path.read_text(encoding="utf-8"))
             if raw.pop("format") != FORMAT:
-                raise SeriesError(f"{self._path} is of another version of this program; {_ABORT} drops it, patches/ is untouched.")
+                raise SeriesError(
+                    f"{self._path} is of another version of this program; {_ABORT} drops it, patches/ is untouched."
+                )
             raw["done"] = tuple(Done(**{**d, "evidence": tuple(d["evidence"])}) for d in raw["done"])
             raw["landed"] = {name: (outcome, evidence) for name, (outcome, evidence) in raw["landed"].items()}
             state = State(**raw)
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise SeriesError(f"{self._path} is damaged ({e}); {_ABORT} drops the rebase, patches/ is untouched.") from e
+            raise SeriesError(
+                f"{self._path} is damaged ({e}); {_ABORT} drops the rebase, patches/ is untouched."
+            ) from e
         repository = Repository(self.source, SeriesError)
         if not repository.is_top_level():
             raise SeriesError(f"{self.source} is gone; {_ABORT} drops the rebase, patches/ is untouched.")
-        for what, commit in (("the old base", state.old_base), ("the new base", state.new_base), ("the old series", state.tip)):
+        for what, commit in (
+            ("the old base", state.old_base),
+            ("the new base", state.new_base),
+            ("the old series", state.tip),
+        ):
             if repository.attempt("cat-file", "-e", f"{commit}^{{commit}}")[0] != 0:
-                raise SeriesError(f"{self.source} has lost {what}, {commit}; {_ABORT} drops the rebase, patches/ is untouched.")
+                raise SeriesError(
+                    f"{self.source} has lost {what}, {commit}; {_ABORT} drops the rebase, patches/ is untouched."
+                )
         if repository.resolve("refs/series/backup") != state.tip:
-            raise SeriesError(f"{self.source}: refs/series/backup is not the series that was to be moved; {_ABORT} drops the rebase.")
+            raise SeriesError(
+                f"{self.source}: refs/series/backup is not the series that was to be moved; {_ABORT} drops the rebase."
+            )
         return state
 
     def _space(self, state: State) -> move.Workspace:
         repository = Repository(self.source, SeriesError)
-        return move.Workspace(repository, state.old_base, state.tip, state.new_base, state.old_pin["version"], state.new_pin["version"])
+        return move.Workspace(
+            repository,
+            state.old_base,
+            state.tip,
+            state.new_base,
+            state.old_pin["version"],
+            state.new_pin["version"],
+        )
 
     def _require_committed(self) -> None:
         """What a rebase writes is to be in this repository's history first, so that git can take it back."""
@@ -98,11 +117,17 @@ class Rebase:
         if not repository.is_top_level():
             return
         if changed := repository.run("status", "--porcelain", "--", *_WRITTEN, writes=False).rstrip():
-            raise SeriesError(f"{self.root} has changes that are not committed:\n{changed}\nCommit them first, so that git can take the rebase back.")
+            raise SeriesError(
+                f"{self.root} has changes that are not committed:\n{changed}\nCommit them first, so that git can take the rebase back."
+            )
 
     def _here(self) -> str:
         repository = Repository(self.root, SeriesError)
-        return repository.attempt("rev-parse", "--verify", "--quiet", "HEAD")[1].strip() if repository.is_top_level() else ""
+        return (
+            repository.attempt("rev-parse", "--verify", "--quiet", "HEAD")[1].strip()
+            if repository.is_top_level()
+            else ""
+        )
 
     # --- commands ---
 
@@ -119,7 +144,10 @@ class Rebase:
         aside = Path(tempfile.mkdtemp(dir=self.folder.parent, prefix=work_tree.aside_prefix(self.folder)))
         try:
             space = move.workspace(aside / "source", patches, matrix.upstream, checkout, release)
-            there = {name: (outcome.value, evidence) for name, (outcome, evidence) in move.landed(space, patches.patches).items()}
+            there = {
+                name: (outcome.value, evidence)
+                for name, (outcome, evidence) in move.landed(space, patches.patches).items()
+            }
             state = State(
                 matrix.upstream.model_dump(by_alias=True),
                 release.pin.model_dump(by_alias=True),
@@ -194,10 +222,15 @@ class Rebase:
         if not state.aborting:  # by a run that was interrupted
             if model.digests(folder) not in (state.patches, state.moved):
                 return False
-            if any(_digest(self.root / name) not in (_digest(before / name), state.wrote.get(name)) for name in kept):
+            if any(
+                _digest(self.root / name) not in (_digest(before / name), state.wrote.get(name))
+                for name in kept
+            ):
                 return False
             self._save(replace(state, aborting=True))
-        export.write_folder(folder, {name: (before / "patches" / name).read_bytes() for name in state.patches})
+        export.write_folder(
+            folder, {name: (before / "patches" / name).read_bytes() for name in state.patches}
+        )
         for name in kept:
             files.write(self.root / name, (before / name).read_text(encoding="utf-8"))
         if pin.gitlink(self.root) == state.new_pin["commit"] != state.gitlink:
@@ -238,7 +271,9 @@ class Rebase:
             repository.run("-c", "core.editor=true", "cherry-pick", "--continue")
             head = repository.resolve("HEAD")
         elif repository.run("status", "--porcelain").strip():
-            raise ActionNeeded(f"{self.source} has uncommitted changes; commit them as {name}, then {_GO_ON}.")
+            raise ActionNeeded(
+                f"{self.source} has uncommitted changes; commit them as {name}, then {_GO_ON}."
+            )
         before = self._head(state)
         if head == before:
             raise ActionNeeded(
@@ -247,17 +282,27 @@ class Rebase:
             )
         parents = repository.run("log", "-1", "--format=%P", head, writes=False).split()
         if parents != [before]:
-            raise ActionNeeded(f"{self.source}: HEAD is to be one commit, {name}, on {before[:12]}. Put it there (git rebase -i), then {_GO_ON}.")
+            raise ActionNeeded(
+                f"{self.source}: HEAD is to be one commit, {name}, on {before[:12]}. Put it there (git rebase -i), then {_GO_ON}."
+            )
         if not repository.run("diff", "--name-only", before, head, writes=False):
-            raise ActionNeeded(f"{name}: the commit in {self.source} changes nothing. If that is right, say why: {_SKIP}.")
+            raise ActionNeeded(
+                f"{name}: the commit in {self.source} changes nothing. If that is right, say why: {_SKIP}."
+            )
         self._refuse_markers(repository, name, before, head)
         return self._save(replace(state, done=(*state.done, Done(name, "resolved", head)), stopped=False))
 
     def _stage(self, repository: Repository, name: str) -> None:
         """Add what a person resolved; refuse leftovers."""
-        self._refuse_markers(repository, name)  # before anything is staged: git forgets what a conflict was then
+        self._refuse_markers(
+            repository, name
+        )  # before anything is staged: git forgets what a conflict was then
         repository.run("add", "--update")
-        loose = [line[3:] for line in repository.run("status", "--porcelain", "--untracked-files=all").splitlines() if line.startswith("??")]
+        loose = [
+            line[3:]
+            for line in repository.run("status", "--porcelain", "--untracked-files=all").splitlines()
+            if line.startswith("??")
+        ]
         if loose:
             raise ActionNeeded(
                 f"{self.source} has files that git does not know: {', '.join(loose)}. Delete them, or git add them to {name}, then {_GO_ON}."
@@ -269,7 +314,9 @@ class Rebase:
     def _refuse_markers(self, repository: Repository, name: str, *between: str) -> None:
         _, report, _ = repository.attempt("diff", "--check", *between)
         if places := re.findall(r"^(.+:\d+): leftover conflict marker", report, re.MULTILINE):
-            raise ActionNeeded(f"{self.source}/{places[0]}: a conflict of {name} is not resolved. Edit the file, then {_GO_ON}.")
+            raise ActionNeeded(
+                f"{self.source}/{places[0]}: a conflict of {name} is not resolved. Edit the file, then {_GO_ON}."
+            )
 
     def _walk(self, state: State) -> Report:
         space = self._space(state)
@@ -305,7 +352,10 @@ class Rebase:
         if whole:
             lines.append(f"  or: {_ABORT}")
         else:
-            lines += [f"  to resolve it:            edit the files in {self.source}, then {_GO_ON}", f"  or: {_SKIP}   or: {_ABORT}"]
+            lines += [
+                f"  to resolve it:            edit the files in {self.source}, then {_GO_ON}",
+                f"  or: {_SKIP}   or: {_ABORT}",
+            ]
         return "\n".join(lines)
 
     def _history(self, state: State, judged: move.Move) -> list[str]:
@@ -314,9 +364,19 @@ class Rebase:
         old, new = state.old_pin["commit"], state.new_pin["commit"]
         if not upstream.is_top_level() or any(upstream.attempt("cat-file", "-e", c)[0] for c in (old, new)):
             return []
-        touched = sorted({line.split(":")[0].split(" ")[0] for line in judged.evidence if "/" in line.split(":")[0]})
-        log = upstream.run("log", "--oneline", "--no-decorate", f"{old}..{new}", "--", *touched, writes=False) if touched else ""
-        return ["  upstream's commits on these files:"] + ["    " + line for line in log.splitlines()] if log else []
+        touched = sorted(
+            {line.split(":")[0].split(" ")[0] for line in judged.evidence if "/" in line.split(":")[0]}
+        )
+        log = (
+            upstream.run("log", "--oneline", "--no-decorate", f"{old}..{new}", "--", *touched, writes=False)
+            if touched
+            else ""
+        )
+        return (
+            ["  upstream's commits on these files:"] + ["    " + line for line in log.splitlines()]
+            if log
+            else []
+        )
 
     # --- the end ---
 
@@ -325,13 +385,17 @@ class Rebase:
         repository, folder = space.repository, self.root / "patches"
         new_pin = Upstream.model_validate(state.new_pin)
         if operation := work_tree.in_progress(self.source) or repository.run("status", "--porcelain").strip():
-            raise ActionNeeded(f"{self.source} is not finished ({operation}); commit or finish it there, then {_GO_ON}.")
+            raise ActionNeeded(
+                f"{self.source} is not finished ({operation}); commit or finish it there, then {_GO_ON}."
+            )
         patches = self._exported(state, repository)
         self._gate(state, repository, patches)
         moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
         if model.digests(folder) not in (state.patches, state.moved or state.patches):
             back = f"git restore --source={state.started[:12] or 'COMMIT'} --staged --worktree {folder}"
-            raise ActionNeeded(f"{folder} changed since the rebase began; put it back ({back}), then {_GO_ON}; or {_ABORT}.")
+            raise ActionNeeded(
+                f"{folder} changed since the rebase began; put it back ({back}), then {_GO_ON}; or {_ABORT}."
+            )
         if not state.moved:
             self._keep_before()
             state = replace(state, gitlink=pin.gitlink(self.root))
@@ -340,10 +404,18 @@ class Rebase:
             after = self._prepared(new_pin, patches, dropped)
             # Noted before it is written, so that --abort takes back this and nothing that a person wrote since.
             earlier = state.wrote  # of a run that did not end; its patches may have been amended since
-            state = self._save(replace(state, moved=moved, wrote={name: _digest(after / name) for name in _BESIDE}))
+            state = self._save(
+                replace(state, moved=moved, wrote={name: _digest(after / name) for name in _BESIDE})
+            )
             for name in _BESIDE:
-                if _digest(self.root / name) not in (_digest(self.folder / "before" / name), earlier.get(name), state.wrote[name]):
-                    raise ActionNeeded(f"{self.root / name} changed since the rebase began to write; take that back, then {_GO_ON}; or {_ABORT}.")
+                if _digest(self.root / name) not in (
+                    _digest(self.folder / "before" / name),
+                    earlier.get(name),
+                    state.wrote[name],
+                ):
+                    raise ActionNeeded(
+                        f"{self.root / name} changed since the rebase began to write; take that back, then {_GO_ON}; or {_ABORT}."
+                    )
             export.write_folder(folder, patches, dropped)
             for name in _WRITTEN[1:]:
                 if _digest(self.root / name) != state.wrote[name]:
@@ -357,7 +429,12 @@ class Rebase:
         # Since the rebase began, in however many runs.
         written = export.changed(export.held(self.folder / "before/patches"), export.held(folder))
         range_diff = repository.run(
-            "range-diff", "--no-color", "--creation-factor=90", f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD", writes=False
+            "range-diff",
+            "--no-color",
+            "--creation-factor=90",
+            f"{state.old_base}..{state.tip}",
+            f"{state.new_base}..HEAD",
+            writes=False,
         )
         touched = reach.kernels(repository, state.tip, repository.resolve("HEAD"))
         report = Report(
@@ -383,7 +460,9 @@ class Rebase:
         try:
             patches = export.exported_patches(repository, state.new_base)
         except SeriesError as e:
-            raise ActionNeeded(f"{e}\n  amend it in {self.source} (git rebase -i {state.new_base[:12]}), then {_GO_ON}; or {_ABORT}") from e
+            raise ActionNeeded(
+                f"{e}\n  amend it in {self.source} (git rebase -i {state.new_base[:12]}), then {_GO_ON}; or {_ABORT}"
+            ) from e
         expected = [d.patch for d in state.done if not d.reason]
         if len(patches) != len(expected):
             raise ActionNeeded(
@@ -412,7 +491,9 @@ class Rebase:
         for name in _WRITTEN[1:]:
             if (self.root / name).is_file():
                 shutil.copyfile(self.root / name, aside / name)
-        shutil.rmtree(self.folder / "before", ignore_errors=True)  # of a run that was killed before it wrote anything
+        shutil.rmtree(
+            self.folder / "before", ignore_errors=True
+        )  # of a run that was killed before it wrote anything
         aside.replace(self.folder / "before")
 
     def _gate(self, state: State, repository: Repository, patches: dict[str, bytes]) -> None:
@@ -424,7 +505,9 @@ class Rebase:
             problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate)]
             try:
                 head = repository.resolve("HEAD")
-                guards.require(guards.run(moved, work_tree.Commits(self.source, state.new_base, head), self._compiler))
+                guards.require(
+                    guards.run(moved, work_tree.Commits(self.source, state.new_base, head), self._compiler)
+                )
             except GuardError as e:
                 problems += str(e).splitlines()
         if problems:

@@ -42,9 +42,13 @@ class State:
     landed: dict[str, tuple[str, str]]
     done: tuple[Done, ...] = ()
     stopped: bool = False  # the next patch lies in the work tree for a person
-    moved: dict[str, str] = field(default_factory=dict)  # the new patches, from when patches/ may have been written
+    moved: dict[str, str] = field(
+        default_factory=dict
+    )  # the new patches, from when patches/ may have been written
     started: str = ""  # this repository's commit at the start, where it is one
-    wrote: dict[str, str] = field(default_factory=dict)  # sha256 of what is written beside the patches, from before it is
+    wrote: dict[str, str] = field(
+        default_factory=dict
+    )  # sha256 of what is written beside the patches, from before it is
     aborting: bool = False  # what was written is being put back
     gitlink: str = ""  # the submodule's commit in the index, before
 

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 _MARKER = "series.json"  # in the repository's .git: what was applied
 _MARKER_FORMAT = 2
 AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
-_KEEP_OR_DROP = (
-    "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, keeping its commits and stashes under refs/replaced"
-)
+_KEEP_OR_DROP = "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, keeping its commits and stashes under refs/replaced"
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,9 @@ class Tree(Commits):
     """A work tree with the series applied, and the ids that what is made of it is kept under."""
 
     digest: str
-    sources: str  # id of csrc: what the binding is compiled from, whatever the messages and the Python files say
+    sources: (
+        str  # id of csrc: what the binding is compiled from, whatever the messages and the Python files say
+    )
     kernel_sources: str  # the same of what kernel files can include: all but the binding's own file
 
 
@@ -104,7 +104,15 @@ def read_marker(root: Path) -> dict[str, Any] | None:
 def write_marker(root: Path, pin: str, series: Series, base: str, commit: str, of: int) -> str:
     """Note what a tree is made of; the series' digest."""
     digest, patches = series.digest(base), {p.name: p.sha256 for p in series.patches}
-    facts = {"format": _MARKER_FORMAT, "pin": pin, "digest": digest, "base": base, "commit": commit, "of": of, "patches": patches}
+    facts = {
+        "format": _MARKER_FORMAT,
+        "pin": pin,
+        "digest": digest,
+        "base": base,
+        "commit": commit,
+        "of": of,
+        "patches": patches,
+    }
     files.write(root / ".git" / _MARKER, json.dumps(facts) + "\n")
     return digest
 
@@ -122,8 +130,14 @@ def _prove_exact(repository: Repository, path: Path) -> None:
         raise SeriesError(f"{path.name}: git skipped it: {repository.root} is inside another repository.")
     offsets = re.findall(r"^Hunk #\d+ succeeded at .*$", report, re.MULTILINE)
     if status != 0 or offsets:
-        lines = [line for line in report.splitlines() if line.startswith(("error:", "Hunk #")) and line != "error: while searching for:"]
-        raise SeriesError(f"{path.name} does not apply exactly:\n" + "\n".join("    " + line for line in lines))
+        lines = [
+            line
+            for line in report.splitlines()
+            if line.startswith(("error:", "Hunk #")) and line != "error: while searching for:"
+        ]
+        raise SeriesError(
+            f"{path.name} does not apply exactly:\n" + "\n".join("    " + line for line in lines)
+        )
 
 
 def _work_at_stake(repository: Repository, marker: dict[str, Any]) -> str | None:
@@ -232,22 +246,46 @@ def _keep(repository: Repository, old: Path) -> str:
         tree = replaced.run("write-tree").strip()
         loose = replaced.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
         replaced.run("update-ref", "refs/heads/uncommitted", loose)
-        console.warn(f"{old} had changes that were not committed; they are kept as the commit {place}/heads/uncommitted")
+        console.warn(
+            f"{old} had changes that were not committed; they are kept as the commit {place}/heads/uncommitted"
+        )
     for number, stash in enumerate(replaced.run("stash", "list", "--format=%H", writes=False).split()):
         replaced.run("update-ref", f"refs/stashes/{number}", stash)
-    linked = re.findall(r"^HEAD (\w+)$", replaced.run("worktree", "list", "--porcelain", writes=False), re.MULTILINE)
+    linked = re.findall(
+        r"^HEAD (\w+)$", replaced.run("worktree", "list", "--porcelain", writes=False), re.MULTILINE
+    )
     for number, head in enumerate(linked):
         replaced.run("update-ref", f"refs/linked/{number}", head)
-    names = (("HEAD", "HEAD"), ("refs/heads/*", "heads/*"), ("refs/stashes/*", "stashes/*"), ("refs/linked/*", "linked/*"))
+    names = (
+        ("HEAD", "HEAD"),
+        ("refs/heads/*", "heads/*"),
+        ("refs/stashes/*", "stashes/*"),
+        ("refs/linked/*", "linked/*"),
+    )
     heads = [f"+{name}:{place}/{kept}" for name, kept in names]
     status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), *heads)
     if status != 0:
         raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
-    repository.attempt("fetch", "--quiet", "--no-tags", str(old), f"+refs/tags/*:{place}/tags/*", "+refs/replaced/*:refs/replaced/*")
+    repository.attempt(
+        "fetch",
+        "--quiet",
+        "--no-tags",
+        str(old),
+        f"+refs/tags/*:{place}/tags/*",
+        "+refs/replaced/*:refs/replaced/*",
+    )
     return place
 
 
-def apply(series: Series, pin: Upstream, checkout: upstream.Checkout, root: Path, *, of: int | None = None, reset: bool = False) -> Tree:
+def apply(
+    series: Series,
+    pin: Upstream,
+    checkout: upstream.Checkout,
+    root: Path,
+    *,
+    of: int | None = None,
+    reset: bool = False,
+) -> Tree:
     """Make ``root`` a repository with upstream's files as one commit and each patch as one more.
 
     A tree that was applied from the same bytes is taken as it is. Otherwise it is made aside and renamed,

@@ -88,9 +88,13 @@ def parse_kernels(text: str) -> tuple[Kernel, ...]:
         if word == "all":
             raise ValueError(f"'all' stands alone, or beside {NO_BIAS!r}; {text!r} has more")
         if not word:
-            raise ValueError(f"{text!r} has an empty word; choose 'all', or some of {', '.join([*_WORDS, NO_BIAS])}")
+            raise ValueError(
+                f"{text!r} has an empty word; choose 'all', or some of {', '.join([*_WORDS, NO_BIAS])}"
+            )
         if word not in _WORDS:
-            raise ValueError(f"{word!r} names no kernels; choose 'all', or some of {', '.join([*_WORDS, NO_BIAS])}")
+            raise ValueError(
+                f"{word!r} names no kernels; choose 'all', or some of {', '.join([*_WORDS, NO_BIAS])}"
+            )
         kind, value = _WORDS[word]
         chosen.setdefault(kind, set()).add(value)
     return tuple(k for k in ALL_KERNELS if all(getattr(k, kind) in values for kind, values in chosen.items()))

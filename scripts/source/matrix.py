@@ -66,7 +66,9 @@ def _check_architectures(value: list[str]) -> list[str]:
 
 def _check_package(value: str) -> str:
     if not re.fullmatch(r"[\w.-]+==[\w.]+", value):
-        raise ValueError(f"{value!r} is no package of one version, such as 'nvidia-cuda-runtime-cu12==12.4.127'")
+        raise ValueError(
+            f"{value!r} is no package of one version, such as 'nvidia-cuda-runtime-cu12==12.4.127'"
+        )
     return value
 
 
@@ -77,14 +79,18 @@ def _check_kernels(value: str) -> str:
 
 UNKNOWN = "unknown"  # of a pin that could be had from one source only
 
-Commit = Annotated[str, _pattern(f"[0-9a-f]{{40}}|{UNKNOWN}", f"a full commit id (40 hex digits) or {UNKNOWN!r}")]
+Commit = Annotated[
+    str, _pattern(f"[0-9a-f]{{40}}|{UNKNOWN}", f"a full commit id (40 hex digits) or {UNKNOWN!r}")
+]
 Sha256 = Annotated[str, _pattern(f"[0-9a-f]{{64}}|{UNKNOWN}", f"a sha256 (64 hex digits) or {UNKNOWN!r}")]
 Release = Annotated[str, _pattern(r"\d+\.\d+", 'a CUDA release such as "13.0"')]
 PackageVersion = Annotated[str, AfterValidator(_check_version)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, alias_generator=lambda name: name.replace("_", "-")
+    )
 
 
 class Upstream(_Table):
@@ -121,9 +127,16 @@ class _TargetTable(_Table):
 class Assembled(_Table):
     """A toolkit put together: the compiler of a Debian package, headers of the package index."""
 
-    package: Annotated[str, _pattern(r"pool/[\w./+~-]+_amd64\.deb", "the path of a package on a Debian mirror (pool/…_amd64.deb)")]
+    package: Annotated[
+        str,
+        _pattern(
+            r"pool/[\w./+~-]+_amd64\.deb", "the path of a package on a Debian mirror (pool/…_amd64.deb)"
+        ),
+    ]
     sha256: Annotated[str, _pattern("[0-9a-f]{64}", "a sha256 (64 hex digits)")]
-    headers: Annotated[tuple[Annotated[str, AfterValidator(_check_package)], ...], Field(min_length=1, strict=False)]
+    headers: Annotated[
+        tuple[Annotated[str, AfterValidator(_check_package)], ...], Field(min_length=1, strict=False)
+    ]
 
 
 class _File(_Table):
@@ -132,9 +145,9 @@ class _File(_Table):
     torch_cuda: dict[PackageVersion, Release]
     releases: dict[PackageVersion, Sha256] = Field(default_factory=dict)
     images: dict[Release, str] = Field(default_factory=dict)
-    shared_ptx: dict[Architecture, Annotated[list[Architecture], Field(min_length=1), AfterValidator(_check_architectures)]] = Field(
-        default_factory=dict
-    )
+    shared_ptx: dict[
+        Architecture, Annotated[list[Architecture], Field(min_length=1), AfterValidator(_check_architectures)]
+    ] = Field(default_factory=dict)
     toolkits: dict[PackageVersion, Assembled] = Field(default_factory=dict)
     targets: Annotated[dict[str, _TargetTable], Field(min_length=1)]
 
@@ -180,7 +193,9 @@ class Matrix:
         for target in self.targets:
             if target.name == name:
                 return target
-        raise UsageError(f"{self.path.name} has no target {name!r}; it has {', '.join(t.name for t in self.targets)}.")
+        raise UsageError(
+            f"{self.path.name} has no target {name!r}; it has {', '.join(t.name for t in self.targets)}."
+        )
 
     def version(self, target: Target) -> str:
         """The wheel's version, such as ``2.8.3.post1+det.1.cu130.torch2.11``."""
@@ -189,7 +204,13 @@ class Matrix:
 
 def _keys_allowed(location: Sequence[str | int]) -> list[str]:
     names = [str(part) for part in location[:-1]]
-    tables: dict[str, type[_Table]] = {"": _File, "upstream": Upstream, "fork": Fork, "toolkits": Assembled, "targets": _TargetTable}
+    tables: dict[str, type[_Table]] = {
+        "": _File,
+        "upstream": Upstream,
+        "fork": Fork,
+        "toolkits": Assembled,
+        "targets": _TargetTable,
+    }
     model = tables.get(names[0] if names else "", _File)
     return [field.alias or name for name, field in model.model_fields.items()]
 
@@ -200,9 +221,16 @@ def _shared_ptx(path: Path, text: str, parsed: _File) -> dict[str, tuple[str, ..
     for base, others in parsed.shared_ptx.items():
         for other in others:
             if int(other) <= int(base):
-                raise mistake_at(path, text, ("shared-ptx", base), f"{other} is no later than {base}, whose PTX it would be made from")
+                raise mistake_at(
+                    path,
+                    text,
+                    ("shared-ptx", base),
+                    f"{other} is no later than {base}, whose PTX it would be made from",
+                )
             if other in seen:
-                raise mistake_at(path, text, ("shared-ptx", base), f"{other} is made from the PTX of {seen[other]} already")
+                raise mistake_at(
+                    path, text, ("shared-ptx", base), f"{other} is made from the PTX of {seen[other]} already"
+                )
             seen[other] = base
         shared[base] = tuple(others)
     return shared
@@ -252,13 +280,26 @@ def load(path: Path) -> Matrix:
         raise MatrixError("\n".join(str(m) for m in mistakes)) from None
     for name, table in parsed.targets.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise mistake_at(path, text, ("targets", name), "a target's name is a folder's, of letters, digits, '.', '_' and '-'")
+            raise mistake_at(
+                path,
+                text,
+                ("targets", name),
+                "a target's name is a folder's, of letters, digits, '.', '_' and '-'",
+            )
         known = parsed.torch_cuda.get(table.torch)
         if known is None:
             listed = ", ".join(parsed.torch_cuda)
-            raise mistake_at(path, text, ("targets", name, "torch"), f"torch {table.torch} is not in [torch-cuda], which has {listed}")
+            raise mistake_at(
+                path,
+                text,
+                ("targets", name, "torch"),
+                f"torch {table.torch} is not in [torch-cuda], which has {listed}",
+            )
         if known != table.cuda:
-            fits = ", ".join(t for t, c in parsed.torch_cuda.items() if c == table.cuda) or "none in [torch-cuda]"
+            fits = (
+                ", ".join(t for t, c in parsed.torch_cuda.items() if c == table.cuda)
+                or "none in [torch-cuda]"
+            )
             message = f"torch {table.torch} is built for CUDA {known}, not {table.cuda}; for CUDA {table.cuda} there is {fits}"
             raise mistake_at(path, text, ("targets", name, "torch"), message)
         if mistake := _toolkit_mistake(table, parsed.toolkits):
@@ -268,7 +309,9 @@ def load(path: Path) -> Matrix:
     defaults = [name for name, table in parsed.targets.items() if table.default]
     if len(defaults) != 1:
         where = ("targets", defaults[1], "default") if defaults else ("targets", next(iter(parsed.targets)))
-        raise mistake_at(path, text, where, f"one target must have default = true; {', '.join(defaults) or 'none'} has")
+        raise mistake_at(
+            path, text, where, f"one target must have default = true; {', '.join(defaults) or 'none'} has"
+        )
     targets = tuple(
         Target(
             name,
@@ -283,4 +326,12 @@ def load(path: Path) -> Matrix:
         )
         for name, t in parsed.targets.items()
     )
-    return Matrix(path, parsed.upstream, parsed.fork, parsed.releases, parsed.images, _shared_ptx(path, text, parsed), targets)
+    return Matrix(
+        path,
+        parsed.upstream,
+        parsed.fork,
+        parsed.releases,
+        parsed.images,
+        _shared_ptx(path, text, parsed),
+        targets,
+    )

@@ -28,10 +28,15 @@ def _line_of(text: str, location: Sequence[str | int]) -> int:
         table: list[str] = []
         for number, line in enumerate(lines, 1):
             if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-                table = [part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.\s]+', header[1])]
+                table = [
+                    part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.\s]+', header[1])
+                ]
                 if table == wanted:
                     return number
-            elif (key := re.match(r"""\s*("[^"]*"|'[^']*'|[\w-]+)\s*=""", line)) and [*table, key[1].strip("\"'")] == wanted:
+            elif (key := re.match(r"""\s*("[^"]*"|'[^']*'|[\w-]+)\s*=""", line)) and [
+                *table,
+                key[1].strip("\"'"),
+            ] == wanted:
                 return number
     return best
 
@@ -50,6 +55,10 @@ def explain(details: Any, allowed: Iterable[str]) -> str:
     if kind == "missing":
         return "this key is missing"
     value = details["input"]
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and kind in ("string_type", "literal_error"):
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and kind in ("string_type", "literal_error")
+    ):
         return f'{message} (it is the number {value}; write "{value}", in quotes)'
     return message if repr(value) in message else f"{message} (it is {value!r})"

@@ -77,11 +77,17 @@ def write_gitlink(root: Path, pin: Upstream) -> str:
 def gitlink(root: Path) -> str:
     """The submodule's commit in this repository's index; empty where there is none."""
     repository = Repository(root, MatrixError)
-    listed = repository.run("ls-files", "--stage", "upstream", writes=False).split() if repository.is_top_level() else []
+    listed = (
+        repository.run("ls-files", "--stage", "upstream", writes=False).split()
+        if repository.is_top_level()
+        else []
+    )
     return listed[1] if listed[:1] == ["160000"] else ""
 
 
 def stage_gitlink(root: Path, commit: str) -> None:
     """Put the submodule's commit into this repository's index, or with an empty one take the submodule out of it."""
-    entry = ("--add", "--cacheinfo", f"160000,{commit},upstream") if commit else ("--force-remove", "upstream")
+    entry = (
+        ("--add", "--cacheinfo", f"160000,{commit},upstream") if commit else ("--force-remove", "upstream")
+    )
     Repository(root, MatrixError).run("update-index", *entry)

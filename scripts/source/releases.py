@@ -47,8 +47,14 @@ def on_index(distribution: str, config: pip.PipConfig | None = None) -> dict[str
         try:
             packages = config.finder(cast("Fetcher", session), distribution).find_all_packages(distribution)
         except (httpx2.HTTPError, OSError, UnpackError) as e:
-            raise UpstreamError(f"could not list the releases of {distribution}: {e or type(e).__name__}. Check the network.") from e
-        found = {p.version: (p.link.hash_option or {}).get("sha256", [None])[0] for p in packages if p.version and not p.link.is_wheel}
+            raise UpstreamError(
+                f"could not list the releases of {distribution}: {e or type(e).__name__}. Check the network."
+            ) from e
+        found = {
+            p.version: (p.link.hash_option or {}).get("sha256", [None])[0]
+            for p in packages
+            if p.version and not p.link.is_wheel
+        }
     return dict(sorted(found.items(), key=lambda item: Version(item[0])))
 
 
@@ -57,7 +63,13 @@ def _sdist(matrix: Matrix, version: str, sha256: str, how: str, cache: Path) -> 
     if version == known.version:
         pin = known
     else:
-        changes = {"version": version, "tag": f"v{version}", "commit": UNKNOWN, "cutlass": UNKNOWN, "sdist_sha256": sha256}
+        changes = {
+            "version": version,
+            "tag": f"v{version}",
+            "commit": UNKNOWN,
+            "cutlass": UNKNOWN,
+            "sdist_sha256": sha256,
+        }
         pin = known.model_copy(update=changes)
     return Release(pin, upstream.from_sdist(pin, cache, how), how)
 
@@ -81,23 +93,39 @@ def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
     tag, commit = resolved
     entry = repository.run("ls-tree", commit, upstream.CUTLASS, writes=False).split()
     if entry[:1] != ["160000"]:
-        raise UpstreamError(f"{name} of {folder.name} has no submodule {upstream.CUTLASS}; the series cannot be moved there.")
+        raise UpstreamError(
+            f"{name} of {folder.name} has no submodule {upstream.CUTLASS}; the series cannot be moved there."
+        )
     cutlass = entry[2]
     headers = Repository(folder / upstream.CUTLASS, UpstreamError)
     if not headers.is_top_level():
-        raise UpstreamError(f"{folder.name}/{upstream.CUTLASS} is not initialised (git -C upstream submodule update --init {upstream.CUTLASS}).")
+        raise UpstreamError(
+            f"{folder.name}/{upstream.CUTLASS} is not initialised (git -C upstream submodule update --init {upstream.CUTLASS})."
+        )
     if _commit(headers, [cutlass]) is None:
         headers.attempt("fetch", "--quiet", "origin", cutlass)
         if _commit(headers, [cutlass]) is None:
-            raise UpstreamError(f"{name} needs cutlass {cutlass}, which the remote of {headers.root} does not give.")
+            raise UpstreamError(
+                f"{name} needs cutlass {cutlass}, which the remote of {headers.root} does not give."
+            )
     text = repository.read(f"{commit}:flash_attn/__init__.py").decode("utf-8")
     version = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
     if version is None:
         raise UpstreamError(f"{name}: flash_attn/__init__.py has no __version__.")
-    sha256 = matrix.releases.get(version[1]) or on_index(matrix.upstream.distribution).get(version[1]) or UNKNOWN
-    changes = {"version": version[1], "tag": tag, "commit": commit, "cutlass": cutlass, "sdist_sha256": sha256}
+    sha256 = (
+        matrix.releases.get(version[1]) or on_index(matrix.upstream.distribution).get(version[1]) or UNKNOWN
+    )
+    changes = {
+        "version": version[1],
+        "tag": tag,
+        "commit": commit,
+        "cutlass": cutlass,
+        "sdist_sha256": sha256,
+    }
     how = f"{tag} of the submodule, commit {commit[:12]}"
-    return Release(matrix.upstream.model_copy(update=changes), upstream.from_git(folder, how, commit, cutlass), how)
+    return Release(
+        matrix.upstream.model_copy(update=changes), upstream.from_git(folder, how, commit, cutlass), how
+    )
 
 
 def _commit(repository: Repository, names: list[str]) -> tuple[str, str] | None:
@@ -108,7 +136,9 @@ def _commit(repository: Repository, names: list[str]) -> tuple[str, str] | None:
     return None
 
 
-def find(matrix: Matrix, name: str, folder: Path, cache: Path, source: upstream.Source = upstream.Source.AUTO) -> Release:
+def find(
+    matrix: Matrix, name: str, folder: Path, cache: Path, source: upstream.Source = upstream.Source.AUTO
+) -> Release:
     """The release that a user names.
 
     Args:
@@ -133,7 +163,9 @@ def find(matrix: Matrix, name: str, folder: Path, cache: Path, source: upstream.
         if found is not None:
             return found
         if source is upstream.Source.GIT:
-            raise UpstreamError(f"--source git: the submodule {folder.name} is not initialised, or neither it nor its remote has {name}.")
+            raise UpstreamError(
+                f"--source git: the submodule {folder.name} is not initialised, or neither it nor its remote has {name}."
+            )
     try:
         version = str(Version(name))
     except InvalidVersion as e:
@@ -147,7 +179,9 @@ def find(matrix: Matrix, name: str, folder: Path, cache: Path, source: upstream.
     listed = on_index(distribution)
     if version not in listed:
         newest = list(listed)[-8:]
-        raise UpstreamError(f"the package index has no sdist of {distribution} {version}; the newest of its {len(listed)} are {', '.join(newest)}.")
+        raise UpstreamError(
+            f"the package index has no sdist of {distribution} {version}; the newest of its {len(listed)} are {', '.join(newest)}."
+        )
     sha256 = listed[version]
     if sha256 is None:
         raise UpstreamError(

@@ -33,7 +33,14 @@ if TYPE_CHECKING:
     from scripts.source.matrix import Upstream
 
 CUTLASS = "csrc/cutlass"
-_IN_SDIST = (".cu", ".h", ".cuh", ".cpp", ".hpp", ".py")  # of csrc, what upstream's MANIFEST.in names; git has more (.inl)
+_IN_SDIST = (
+    ".cu",
+    ".h",
+    ".cuh",
+    ".cpp",
+    ".hpp",
+    ".py",
+)  # of csrc, what upstream's MANIFEST.in names; git has more (.inl)
 
 
 class Source(str, Enum):
@@ -91,7 +98,9 @@ def submodule_state(pin: Upstream, folder: Path) -> str | None:
         return f"the submodule {folder.name} is at {head}, the pin is {pin.commit} ({pin.tag}) (git submodule update upstream)"
     cutlass = Repository(folder / CUTLASS, UpstreamError)
     if not cutlass.is_top_level():
-        return f"{folder.name}/{CUTLASS} is not initialised (git -C upstream submodule update --init {CUTLASS})"
+        return (
+            f"{folder.name}/{CUTLASS} is not initialised (git -C upstream submodule update --init {CUTLASS})"
+        )
     head = cutlass.run("rev-parse", "HEAD", writes=False).strip()
     if head != pin.cutlass:
         return f"{folder.name}/{CUTLASS} is at {head}, the pin is {pin.cutlass} (git -C upstream submodule update {CUTLASS})"
@@ -105,10 +114,22 @@ def _extract_git(folder: Path, target: Path, commit: str, cutlass_commit: str) -
     wanted = _select(paths)
     chosen = frozenset(wanted)
     own = [p for p in wanted if not p.startswith(CUTLASS + "/")]
-    for repo, prefix, revision, names in ((repository, "", commit, own), (cutlass, CUTLASS + "/", cutlass_commit, ["include"])):
+    for repo, prefix, revision, names in (
+        (repository, "", commit, own),
+        (cutlass, CUTLASS + "/", cutlass_commit, ["include"]),
+    ):
         with tempfile.TemporaryDirectory(dir=target.parent) as aside:
             archive = Path(aside) / "tree.tar"
-            repo.run("archive", "--format=tar", f"--prefix={prefix}", f"--output={archive}", revision, "--", *names, writes=False)
+            repo.run(
+                "archive",
+                "--format=tar",
+                f"--prefix={prefix}",
+                f"--output={archive}",
+                revision,
+                "--",
+                *names,
+                writes=False,
+            )
             with tarfile.open(archive) as tar:
                 for member in tar:
                     if member.name in chosen:
@@ -125,7 +146,9 @@ def _download(pin: Upstream, destination: Path, config: PipConfig) -> None:
         # The client is a Fetcher in all but the types of arguments that we do not pass.
         finder = config.finder(cast("Fetcher", session), pin.distribution)
         try:
-            found = finder.find_best_match(f"{pin.distribution}=={pin.version}", allow_prereleases=True, allow_yanked=True)
+            found = finder.find_best_match(
+                f"{pin.distribution}=={pin.version}", allow_prereleases=True, allow_yanked=True
+            )
             if found.best is None:
                 raise UpstreamError(
                     f"the package index has no sdist of {what}. Looked at pip's configured indexes and find-links (pip config list); "
@@ -138,17 +161,23 @@ def _download(pin: Upstream, destination: Path, config: PipConfig) -> None:
                 "It was not kept. A download that was cut off, a mirror that changes files, or a wrong pin."
             ) from e
         except (httpx2.HTTPError, OSError, UnpackError) as e:
-            raise UpstreamError(f"could not fetch the sdist of {what}: {e or type(e).__name__}. Check the network, or use --source git.") from e
+            raise UpstreamError(
+                f"could not fetch the sdist of {what}: {e or type(e).__name__}. Check the network, or use --source git."
+            ) from e
 
 
 def sdist(pin: Upstream, cache: Path, config: PipConfig | None = None) -> Path:
     """The pinned sdist in the cache; fetched when it is not there or not what the pin says."""
     if pin.sdist_sha256 == UNKNOWN:
-        raise UpstreamError(f"the pin has no sdist of {pin.version} (sdist-sha256 in wheel_matrix.toml); use --source git.")
+        raise UpstreamError(
+            f"the pin has no sdist of {pin.version} (sdist-sha256 in wheel_matrix.toml); use --source git."
+        )
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise UpstreamError(f"{cache}: cannot make the cache folder: {e.strerror}. XDG_CACHE_HOME says where caches lie.") from e
+        raise UpstreamError(
+            f"{cache}: cannot make the cache folder: {e.strerror}. XDG_CACHE_HOME says where caches lie."
+        ) from e
     path = cache / f"{pin.distribution}-{pin.version}-{pin.sdist_sha256[:16]}.tar.gz"
     if path.exists() and sha256(path) != pin.sdist_sha256:
         console.warn(f"{path} is damaged; fetching it again.")
@@ -183,13 +212,23 @@ def _read_sdist(archive: Path, name: str) -> bytes:
 def from_git(folder: Path, why: str, commit: str, cutlass: str) -> Checkout:
     """The files of a commit of the submodule, with the cutlass headers of another."""
     repository = Repository(folder, UpstreamError)
-    return Checkout(Source.GIT, why, lambda target: _extract_git(folder, target, commit, cutlass), lambda name: repository.read(f"{commit}:{name}"))
+    return Checkout(
+        Source.GIT,
+        why,
+        lambda target: _extract_git(folder, target, commit, cutlass),
+        lambda name: repository.read(f"{commit}:{name}"),
+    )
 
 
 def from_sdist(pin: Upstream, cache: Path, why: str) -> Checkout:
     """The files of a release's sdist."""
     archive = sdist(pin, cache)
-    return Checkout(Source.SDIST, why, lambda target: _extract_sdist(archive, target), lambda name: _read_sdist(archive, name))
+    return Checkout(
+        Source.SDIST,
+        why,
+        lambda target: _extract_sdist(archive, target),
+        lambda name: _read_sdist(archive, name),
+    )
 
 
 def find(pin: Upstream, folder: Path, cache: Path, source: Source = Source.AUTO) -> Checkout:

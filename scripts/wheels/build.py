@@ -94,7 +94,14 @@ def kernels_only(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: 
     """Compile the kernel files, which need neither torch nor Python; builds of wheels find them."""
     _, applied = clone.apply(loaded, options.source)
     console.step(f"Toolchain for the kernels of {job.target.name}")
-    plan = kernels.Plan(applied, _toolchain(job, None, cache=place.cache), job.kernels, job.architectures, place.build, shared_ptx=loaded.shared_ptx)
+    plan = kernels.Plan(
+        applied,
+        _toolchain(job, None, cache=place.cache),
+        job.kernels,
+        job.architectures,
+        place.build,
+        shared_ptx=loaded.shared_ptx,
+    )
     console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}")
     done = _compile(plan, kernels.kernel_units(plan), options.jobs)
     console.done(f"{len(done.objects)} objects in {done.objects[0].parent}")
@@ -113,10 +120,15 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
     console.note(f"torch {tools.environment.torch}")
     flavour = kernels.STOCK if options.stock else kernels.FORK
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, build, flavour, loaded.shared_ptx)
-    console.step(f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding")
+    console.step(
+        f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding"
+    )
     binding = kernels.binding_unit(plan)
     compiled = _compile(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
-    extension = binding.target.parent / f"{flavour.extension}-{kernels.extension_key(compiled.objects, wheel.link_options(tools))}.so"
+    extension = (
+        binding.target.parent
+        / f"{flavour.extension}-{kernels.extension_key(compiled.objects, wheel.link_options(tools))}.so"
+    )
     if not extension.exists():
         console.step("Linking")
         wheel.link(tools, compiled.objects, extension, build / "logs" / "link.log")
@@ -129,7 +141,9 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
         facts = wheel.provenance(loaded, job.target, patches, plan)
         path = wheel.pack(loaded, job.target, plan, extension, facts, notice=layout.ROOT / "NOTICE", dist=out)
     content = path.read_bytes()
-    built = Built(path, len(content), hashlib.sha256(content).hexdigest(), time.monotonic() - started, compiled)
+    built = Built(
+        path, len(content), hashlib.sha256(content).hexdigest(), time.monotonic() - started, compiled
+    )
     console.done(f"{path}  {built.size / 1e6:.1f} MB  {console.duration(built.seconds)}")
     console.note(f"sha256 {built.sha256}")
     return built
@@ -160,21 +174,35 @@ def _rebuild(loaded: matrix.Matrix, job: Job, options: BuildOptions, built: Buil
     with _other_settings():
         again = build_one(loaded, job, options, Place(folder, folder / "dist", cache=False))
     if again.sha256 != built.sha256:
-        raise WheelError(f"{built.path} is not what a build from nothing gives ({again.path}):\n{_difference(built.path, again.path)}")
+        raise WheelError(
+            f"{built.path} is not what a build from nothing gives ({again.path}):\n{_difference(built.path, again.path)}"
+        )
     shutil.rmtree(folder)
-    console.done(f"{built.path.name}: byte for byte the same, from nothing in {console.duration(again.seconds)}")
+    console.done(
+        f"{built.path.name}: byte for byte the same, from nothing in {console.duration(again.seconds)}"
+    )
 
 
 def _difference(ours: Path, theirs: Path) -> str:
     """What differs between two wheels: diffoscope's account where that is installed, else the names of the files."""
     program = shutil.which("diffoscope")
     if program:
-        shown = subprocess.run([program, "--text=-", str(ours), str(theirs)], capture_output=True, text=True, errors="replace", check=False)
+        shown = subprocess.run(
+            [program, "--text=-", str(ours), str(theirs)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
         return last_lines(shown.stdout or shown.stderr, 100)
     if not zipfile.is_zipfile(ours):
         return "    the extension differs (pip install diffoscope shows where)"
     with zipfile.ZipFile(ours) as a, zipfile.ZipFile(theirs) as b:
-        names = [n for n in sorted({*a.namelist(), *b.namelist()}) if n not in a.namelist() or n not in b.namelist() or a.read(n) != b.read(n)]
+        names = [
+            n
+            for n in sorted({*a.namelist(), *b.namelist()})
+            if n not in a.namelist() or n not in b.namelist() or a.read(n) != b.read(n)
+        ]
     return f"    {', '.join(names) or 'the archive itself, not what is in it'} (pip install diffoscope shows more)"
 
 
@@ -189,7 +217,9 @@ def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
     elif choice.target is None:
         targets = (loaded.default(),)
     else:
-        targets = tuple(t for t in loaded.targets if fnmatch.fnmatchcase(t.name, choice.target)) or (loaded.named(choice.target),)
+        targets = tuple(t for t in loaded.targets if fnmatch.fnmatchcase(t.name, choice.target)) or (
+            loaded.named(choice.target),
+        )
     jobs = []
     for target in targets:
         wanted = target.pythons if choice.pythons == ("all",) else choice.pythons or (None,)
@@ -203,7 +233,14 @@ def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
                 continue
             if mistake := matrix.too_early(target.cuda, choice.architectures):
                 raise UsageError(f"--arch: {mistake}; target {target.name} is for CUDA {target.cuda}.")
-            jobs.append(Job(target, python, choice.kernels or target.kernels, choice.architectures or target.architectures))
+            jobs.append(
+                Job(
+                    target,
+                    python,
+                    choice.kernels or target.kernels,
+                    choice.architectures or target.architectures,
+                )
+            )
     if not jobs:
         raise UsageError("no target has the Python that was asked for.")
     return jobs
@@ -214,11 +251,19 @@ def made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
     applied, tools = clone.standing(loaded), toolchain.present(job.target, layout.BUILD)
     if applied is None or tools is None:
         return set()
-    units = kernels.kernel_units(kernels.Plan(applied, tools, job.kernels, job.architectures, layout.BUILD, shared_ptx=loaded.shared_ptx))
-    return {k for k in job.kernels if any(unit.target.stem == k.name and unit.target.exists() for unit in units)}
+    units = kernels.kernel_units(
+        kernels.Plan(
+            applied, tools, job.kernels, job.architectures, layout.BUILD, shared_ptx=loaded.shared_ptx
+        )
+    )
+    return {
+        k for k in job.kernels if any(unit.target.stem == k.name and unit.target.exists() for unit in units)
+    }
 
 
-def build_all(loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, *, check_reproducible: bool) -> list[Built | BuildError]:
+def build_all(
+    loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, *, check_reproducible: bool
+) -> list[Built | BuildError]:
     """Build one after the other; a failure stops no other. A single one raises it."""
 
     def build(job: Job) -> Built:
@@ -239,7 +284,9 @@ def build_all(loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, pla
     return results
 
 
-def in_containers(loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, asked_image: str | None) -> list[BuildError]:
+def in_containers(
+    loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, asked_image: str | None
+) -> list[BuildError]:
     """One container a target: its kernels once, then a wheel for each Python. What failed; a failure stops no other."""
     by_target: dict[str, list[Job]] = {}
     for job in jobs:
@@ -247,13 +294,29 @@ def in_containers(loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions,
     failed: list[BuildError] = []
     for name, group in by_target.items():
         first = group[0]
-        words = ["--target", name, "--kernels", ",".join(kernel_set.spell_kernels(first.kernels)), "--arch", ",".join(first.architectures)]
-        words += ["--source", "sdist", *(["--jobs", str(options.jobs)] if options.jobs else []), *([] if place.cache else ["--no-cache"])]
+        words = [
+            "--target",
+            name,
+            "--kernels",
+            ",".join(kernel_set.spell_kernels(first.kernels)),
+            "--arch",
+            ",".join(first.architectures),
+        ]
+        words += [
+            "--source",
+            "sdist",
+            *(["--jobs", str(options.jobs)] if options.jobs else []),
+            *([] if place.cache else ["--no-cache"]),
+        ]
         try:
             image = asked_image or loaded.images.get(first.target.cuda)
             if image is None:
-                raise UsageError(f"[images] of {loaded.path.name} has none for CUDA {first.target.cuda}; name one with --image.")
-            request = containers.Request(first.target, tuple(job.python for job in group), tuple(words), image)
+                raise UsageError(
+                    f"[images] of {loaded.path.name} has none for CUDA {first.target.cuda}; name one with --image."
+                )
+            request = containers.Request(
+                first.target, tuple(job.python for job in group), tuple(words), image
+            )
             for path in containers.build(request, layout.ROOT, place.build / "containers", place.out):
                 console.done(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
                 console.note(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")

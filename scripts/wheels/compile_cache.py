@@ -27,13 +27,19 @@ if TYPE_CHECKING:
     from scripts.wheels.kernels import Compilation, Unit
     from scripts.wheels.toolchain import Toolchain
 
-_SHARES_FROM = Version("0.18")  # the sccache that keeps several machine targets of one PTX (its issues 2722, 2811)
+_SHARES_FROM = Version(
+    "0.18"
+)  # the sccache that keeps several machine targets of one PTX (its issues 2722, 2811)
 
 
 def keeps(plan: Compilation) -> bool:
     """Whether the compile cache can keep this plan's kernel compiles: sccache runs one ptxas a PTX alone, and then misses the others' output."""
     cache = plan.toolchain.sccache
-    if cache is None or plan.flavour.code or all(len(group) == 1 for group in front_halves(plan.architectures, plan.shared_ptx).values()):
+    if (
+        cache is None
+        or plan.flavour.code
+        or all(len(group) == 1 for group in front_halves(plan.architectures, plan.shared_ptx).values())
+    ):
         return cache is not None
     answer = run([cache, "--version"], error=CompileError, what="the compile cache does not work")
     return Version(answer.split()[1]) >= _SHARES_FROM
@@ -60,7 +66,10 @@ def server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[str, st
     if toolchain.sccache is None:
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="fa2-sccache-") as folder, log.open("w", encoding="utf-8") as messages:
+    with (
+        tempfile.TemporaryDirectory(prefix="fa2-sccache-") as folder,
+        log.open("w", encoding="utf-8") as messages,
+    ):
         socket = Path(folder) / "socket"
         env = {
             "SCCACHE_SERVER_UDS": str(socket),
@@ -69,7 +78,9 @@ def server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[str, st
             "SCCACHE_IDLE_TIMEOUT": "0",
         }
         foreground = {**environment(), **env, "SCCACHE_START_SERVER": "1", "SCCACHE_NO_DAEMON": "1"}
-        server = subprocess.Popen([str(toolchain.sccache)], env=foreground, stdout=messages, stderr=messages, start_new_session=True)
+        server = subprocess.Popen(
+            [str(toolchain.sccache)], env=foreground, stdout=messages, stderr=messages, start_new_session=True
+        )
         try:
             deadline = time.monotonic() + 30
             while not socket.exists():
@@ -104,7 +115,9 @@ def stats(toolchain: Toolchain, env: dict[str, str]) -> Stats:
     command = [str(toolchain.sccache), "--show-stats", "--stats-format=json"]
     deadline = time.monotonic() + 10
     while True:
-        shown = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+        shown = subprocess.run(
+            command, env={**os.environ, **env}, capture_output=True, text=True, check=False
+        )
         if shown.returncode != 0:
             return Stats()
         answer = json.loads(shown.stdout)
@@ -112,7 +125,9 @@ def stats(toolchain: Toolchain, env: dict[str, str]) -> Stats:
         hits, misses = (sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses"))
         # What was compiled is written after the compiler's answer was passed on; the server must live until then.
         if stats["cache_writes"] + stats["cache_write_errors"] >= misses or time.monotonic() > deadline:
-            return Stats(hits, misses, tuple(stats["not_cached"]), answer["cache_location"], answer["version"])
+            return Stats(
+                hits, misses, tuple(stats["not_cached"]), answer["cache_location"], answer["version"]
+            )
         time.sleep(0.05)
 
 
@@ -130,12 +145,21 @@ def check(told: Stats, tools: Toolchain, units: Sequence[Unit]) -> None:
         )
     # With compilers elsewhere, or another sccache, it misses rightly.
     place = digest(told.location, told.version, tools.toolkit.nvcc, tools.cxx)
-    marks = [layout.cache("compiled") / place / f"{unit.key}-{unit.target.stem}" for unit in units if unit.key and unit.rule == "nvcc"]
+    marks = [
+        layout.cache("compiled") / place / f"{unit.key}-{unit.target.stem}"
+        for unit in units
+        if unit.key and unit.rule == "nvcc"
+    ]
     seen = [mark.stat().st_mtime for mark in marks if mark.exists()]
     for mark in marks:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
-    if seen and not told.hits and "SCCACHE_RECACHE" not in os.environ and _has_entry_before(told.location, max(seen)):
+    if (
+        seen
+        and not told.hits
+        and "SCCACHE_RECACHE" not in os.environ
+        and _has_entry_before(told.location, max(seen))
+    ):
         raise CompileError(
             f"the compile cache ({told.location}) answered none of {told.misses} calls, though {len(seen)} of these files went through it before. "
             "Either it is too small and dropped them (SCCACHE_CACHE_SIZE), or the commands differ from run to run, which is a fault of "

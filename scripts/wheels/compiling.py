@@ -53,7 +53,9 @@ def job_limit(asked: int | None, largest: float) -> tuple[int, str]:
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     available = int(re.findall(r"MemAvailable:\s+(\d+) kB", meminfo)[0]) * 1024
     by_memory = max(1, int(available // largest))
-    return min(cores, by_memory), f"{cores} cores, {available / 1e9:.0f} GB free for {largest / 1e9:.1f} GB a file"
+    return min(
+        cores, by_memory
+    ), f"{cores} cores, {available / 1e9:.0f} GB free for {largest / 1e9:.1f} GB a file"
 
 
 def _staged(source: Path) -> Path:
@@ -104,11 +106,17 @@ def write_ninja(path: Path, work: Sequence[Work]) -> None:
             made.add(unit.target)
             # The tree's content is in the folder's name, so no dependency file is needed.
             staged = _staged(work[at][0].tree.root / unit.source) if unit.rule == "nvcc" else unit.source
-            writer.build([str(unit.target)], f"{unit.rule}{at}", variables={"source": unit.source, "staged": quoted([staged])})
+            writer.build(
+                [str(unit.target)],
+                f"{unit.rule}{at}",
+                variables={"source": unit.source, "staged": quoted([staged])},
+            )
 
 
 @contextmanager
-def running_ninja(command: list[str], env: dict[str, str], log: Path, units: Sequence[Unit] = ()) -> Iterator[subprocess.Popen[str]]:
+def running_ninja(
+    command: list[str], env: dict[str, str], log: Path, units: Sequence[Unit] = ()
+) -> Iterator[subprocess.Popen[str]]:
     """A ninja run in a process group of its own: Ctrl-C reaches it through us alone, once.
 
     However the block is left, ninja and its compilers have ended and nothing half-written is left.
@@ -116,7 +124,13 @@ def running_ninja(command: list[str], env: dict[str, str], log: Path, units: Seq
     with log.open("w", encoding="utf-8") as file:
         file.write(f"$ {quoted(command)}\n")
     process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     )
     with process:
         try:
@@ -133,8 +147,12 @@ def compile_alone(root: Path, path: str) -> Path:
     """Compile one file of a tree as the default target does; its object."""
     target = matrix.load(layout.MATRIX).default()
     rule = "nvcc" if path.endswith(".cu") else "cxx"
-    tools = toolchain.assemble(target, toolchain.check_python(target, None) if rule == "cxx" else None, layout.BUILD, cache=True)
-    compilation = Compilation(Snapshot(root), tools, target.kernels, target.architectures, root.parent / "build")
+    tools = toolchain.assemble(
+        target, toolchain.check_python(target, None) if rule == "cxx" else None, layout.BUILD, cache=True
+    )
+    compilation = Compilation(
+        Snapshot(root), tools, target.kernels, target.architectures, root.parent / "build"
+    )
     unit = Unit(path, compilation.build / "guard.o", rule, 200, 6.5e9)
     return compile_units(compilation, [unit], 1).objects[0]
 
@@ -175,7 +193,9 @@ def _compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
     started = time.monotonic()
     pending = [unit for unit in units if not unit.target.exists()]
     if pending:
-        console.note(f"{len(pending)} of {len(units)} files to compile, {limit} at once ({reason}); log: {log}")
+        console.note(
+            f"{len(pending)} of {len(units)} files to compile, {limit} at once ({reason}); log: {log}"
+        )
     left = sum(unit.seconds for unit in units)
     work_done = 0.0
     finished = 0

@@ -73,7 +73,10 @@ def _settings(folder: Path) -> dict[str, str]:
     """A podman of our own: images under ``folder``, no cgroups, no bridge; it runs where a machine's own could not."""
     folder.mkdir(parents=True, exist_ok=True)
     store, settings = folder / "storage.conf", folder / "containers.conf"
-    files.write(store, f'[storage]\ndriver = "overlay"\ngraphroot = "{folder / "store"}"\nrunroot = "{folder / "run"}"\n')
+    files.write(
+        store,
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{folder / "store"}"\nrunroot = "{folder / "run"}"\n',
+    )
     files.write(
         settings,
         f'[containers]\ncgroups = "disabled"\nnetns = "host"\ndefault_ulimits = ["nofile=20000:20000", "nproc=32768:32768"]\n'
@@ -87,7 +90,16 @@ def _wrapper() -> tuple[str, ...]:
     unified = Path("/sys/fs/cgroup/unified")
     if not unified.is_dir() or os.geteuid() != 0:
         return ()
-    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", f'umount {unified}; exec "$@"', "sh")
+    return (
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        f'umount {unified}; exec "$@"',
+        "sh",
+    )
 
 
 def find_engine(image: str, folder: Path) -> Engine:
@@ -97,7 +109,11 @@ def find_engine(image: str, folder: Path) -> Engine:
         ToolchainError: neither works.
     """
     local = image.startswith("localhost/")
-    if not local and shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0:
+    if (
+        not local
+        and shutil.which("docker")
+        and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
+    ):
         return Engine("docker", {}, ())
     if shutil.which("podman"):
         return Engine("podman", _settings(folder), _wrapper())
@@ -109,7 +125,10 @@ def find_engine(image: str, folder: Path) -> Engine:
 def podman(engine: Engine, *arguments: str) -> int:
     """A command's exit status."""
     return subprocess.run(
-        [*engine.wrapper, "podman", *arguments], env={**os.environ, **engine.environment}, capture_output=True, check=False
+        [*engine.wrapper, "podman", *arguments],
+        env={**os.environ, **engine.environment},
+        capture_output=True,
+        check=False,
     ).returncode
 
 
@@ -120,7 +139,9 @@ def stage(root: Path, folder: Path, pythons: Sequence[str]) -> Path:
     """The project that cibuildwheel copies: what git tracks or would, and a package whose build backend runs our build."""
     shutil.rmtree(folder, ignore_errors=True)
     repository = Repository(root, WheelError)
-    for name in repository.run("ls-files", "-z", "--cached", "--others", "--exclude-standard", writes=False).split("\0"):
+    for name in repository.run(
+        "ls-files", "-z", "--cached", "--others", "--exclude-standard", writes=False
+    ).split("\0"):
         if name and (root / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, folder / name)
@@ -129,9 +150,17 @@ def stage(root: Path, folder: Path, pythons: Sequence[str]) -> Path:
     package.mkdir()
     shutil.copy2(Path(__file__).with_name("pep517.py"), package / _BACKEND)
     described = tomlkit.document()
-    described["build-system"] = {"requires": list(project["dependencies"]), "build-backend": "backend", "backend-path": ["."]}
+    described["build-system"] = {
+        "requires": list(project["dependencies"]),
+        "build-backend": "backend",
+        "backend-path": ["."],
+    }
     # cibuildwheel reads it to see which Pythons to build for; the wheel's own metadata are upstream's.
-    described["project"] = {"name": "flash-attn", "version": "0", "requires-python": f">={min(pythons, key=lambda p: int(p[2:]))}"}
+    described["project"] = {
+        "name": "flash-attn",
+        "version": "0",
+        "requires-python": f">={min(pythons, key=lambda p: int(p[2:]))}",
+    }
     files.write(package / "pyproject.toml", tomlkit.dumps(described))
     return package
 
@@ -146,7 +175,18 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
         python: this process's interpreter, which audits on the host.
     """
     inside = "/opt/python/cp{0}-cp{0}/bin/python".format(request.pythons[0].replace(".", ""))
-    build = quoted(["/opt/kernels/bin/python", "-m", "scripts", "build", "--kernels-only", "--python", request.pythons[0], *request.options])
+    build = quoted(
+        [
+            "/opt/kernels/bin/python",
+            "-m",
+            "scripts",
+            "build",
+            "--kernels-only",
+            "--python",
+            request.pythons[0],
+            *request.options,
+        ]
+    )
     before = [
         f"{{ command -v uv || {{ {inside} -m pip install --quiet uv && ln -s $(dirname $(readlink -f {inside}))/uv /usr/local/bin/uv; }}; }}",
         f"{inside} -m venv /opt/kernels",
@@ -159,7 +199,11 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
         "cibuildwheel": {
             "build": [f"cp{p.replace('.', '')}-manylinux_x86_64" for p in request.pythons],
             "archs": ["x86_64"],
-            "container-engine": {"name": engine.name, "disable-host-mount": True, "create-args": [f"--volume={layout.cache('containers')}:{_CACHE}"]},
+            "container-engine": {
+                "name": engine.name,
+                "disable-host-mount": True,
+                "create-args": [f"--volume={layout.cache('containers')}:{_CACHE}"],
+            },
             "manylinux-x86_64-image": request.image,
             "environment": {"FA2_BUILD": quoted(request.options), "XDG_CACHE_HOME": _CACHE},
             "environment-pass": list(_ENVIRONMENT),
@@ -218,23 +262,41 @@ def build(request: Request, root: Path, folder: Path, out: Path) -> list[Path]:
         WheelError: cibuildwheel failed; its output was shown, and is in the log.
     """
     if importlib.util.find_spec("cibuildwheel") is None:
-        raise ToolchainError("cibuildwheel is not installed: run this through nox, with a Python of 3.11 or later (nox -s build -- --containers).")
+        raise ToolchainError(
+            "cibuildwheel is not installed: run this through nox, with a Python of 3.11 or later (nox -s build -- --containers)."
+        )
     engine = find_engine(request.image, folder / "podman")
     work = folder / request.target.name
     package = stage(root, work / "project", request.pythons)
-    requirements = tomlkit.parse((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    requirements = tomlkit.parse((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "dependencies"
+    ]
     config, wheels, log = work / "cibuildwheel.toml", work / "wheels", work / "cibuildwheel.log"
     files.write(config, configuration(request, engine, list(requirements), sys.executable))
     layout.cache("containers").mkdir(parents=True, exist_ok=True)
     shutil.rmtree(wheels, ignore_errors=True)
-    command = [*engine.wrapper, sys.executable, "-c", _CIBUILDWHEEL, "--platform", "linux", "--config-file", config, "--output-dir", wheels, package]
+    command = [
+        *engine.wrapper,
+        sys.executable,
+        "-c",
+        _CIBUILDWHEEL,
+        "--platform",
+        "linux",
+        "--config-file",
+        config,
+        "--output-dir",
+        wheels,
+        package,
+    ]
     if request.image.startswith("localhost/") and podman(engine, "image", "exists", request.image) != 0:
         raise ToolchainError(f"there is no image {request.image}; nox -s image makes {LOCAL_IMAGE}.")
     console.step(f"cibuildwheel, in {request.image} by {engine.name}; log: {log}")
     environment = {**os.environ, **engine.environment, "PYTHONPATH": str(root), "NO_COLOR": "1"}
     status = _show([str(word) for word in command], package.parent, environment, log)
     if status != 0:
-        raise WheelError(f"cibuildwheel exited with {status}; the last lines above say why, the whole log is {log}.")
+        raise WheelError(
+            f"cibuildwheel exited with {status}; the last lines above say why, the whole log is {log}."
+        )
     out.mkdir(parents=True, exist_ok=True)
     made = []
     for path in sorted(wheels.glob("*.whl")):

@@ -95,13 +95,20 @@ def mirror() -> str:
     if named := os.environ.get(MIRROR):
         return named.rstrip("/")
     try:
-        listed = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI)"], capture_output=True, text=True, check=False).stdout
+        listed = subprocess.run(
+            ["apt-get", "indextargets", "--format", "$(REPO_URI)"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
     except OSError:
         listed = ""
     for line in listed.splitlines():
         if re.fullmatch(r"https?://.+/debian/?", line):
             return line.rstrip("/")
-    raise ToolchainError(f"this machine's apt names no Debian mirror to fetch the CUDA compiler from; set {MIRROR} to the URL of one.")
+    raise ToolchainError(
+        f"this machine's apt names no Debian mirror to fetch the CUDA compiler from; set {MIRROR} to the URL of one."
+    )
 
 
 def _headers(requirements: tuple[str, ...], toolkit: Path, aside: Path, log: Path) -> None:
@@ -112,7 +119,9 @@ def _headers(requirements: tuple[str, ...], toolkit: Path, aside: Path, log: Pat
     for folder in sorted(site.glob("nvidia/*/include")):
         shutil.copytree(folder, toolkit / "include", dirs_exist_ok=True)
     if not (toolkit / "include/cuda_runtime.h").is_file():
-        raise ToolchainError(f"{', '.join(requirements)} hold no cuda_runtime.h; are headers in [toolkits] of wheel_matrix.toml right?")
+        raise ToolchainError(
+            f"{', '.join(requirements)} hold no cuda_runtime.h; are headers in [toolkits] of wheel_matrix.toml right?"
+        )
 
 
 def assemble(wanted: Assembled, folder: Path, log: Path) -> None:
@@ -129,7 +138,9 @@ def assemble(wanted: Assembled, folder: Path, log: Path) -> None:
             with pip.PipConfig.read().client() as client:
                 fetch(client, url, package, wanted.sha256)
         except OtherContentError as e:
-            raise ToolchainError(f"{url} has sha256 {e.digest}, [toolkits] of wheel_matrix.toml says {wanted.sha256}. It was not kept.") from e
+            raise ToolchainError(
+                f"{url} has sha256 {e.digest}, [toolkits] of wheel_matrix.toml says {wanted.sha256}. It was not kept."
+            ) from e
         except (httpx2.HTTPError, OSError) as e:
             raise ToolchainError(
                 f"could not fetch {url}: {e or type(e).__name__}. Check the network, set {MIRROR} to the URL of another Debian mirror, "

@@ -36,14 +36,29 @@ def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str
     if missing := [name for name in ("debootstrap", "podman") if not shutil.which(name)]:
         raise ToolchainError(f"{', '.join(missing)} missing: apt install debootstrap podman crun.")
     if os.geteuid() != 0:
-        raise ToolchainError("debootstrap needs root. With a registry in reach no image need be made: leave --image out.")
+        raise ToolchainError(
+            "debootstrap needs root. With a registry in reach no image need be made: leave --image out."
+        )
     engine = containers.find_engine(containers.LOCAL_IMAGE, folder / "podman")
     rootfs = folder / "rootfs.part"
     shutil.rmtree(rootfs, ignore_errors=True)
     console.step("Debian's packages (debootstrap)")
     log = folder / "image.log"
-    command: list[str | Path] = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", rootfs, *([mirror] if mirror else [])]
-    run(command, error=ToolchainError, what="debootstrap failed", hint="Is Debian's mirror in reach (--mirror)?", log=log)
+    command: list[str | Path] = [
+        "debootstrap",
+        "--variant=minbase",
+        f"--include={_PACKAGES}",
+        "bookworm",
+        rootfs,
+        *([mirror] if mirror else []),
+    ]
+    run(
+        command,
+        error=ToolchainError,
+        what="debootstrap failed",
+        hint="Is Debian's mirror in reach (--mirror)?",
+        log=log,
+    )
     certificates = Path("/etc/ssl/certs/ca-certificates.crt")
     if certificates.is_file():
         shutil.copyfile(certificates, rootfs / "etc/ssl/certs/ca-certificates.crt")
@@ -51,14 +66,34 @@ def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str
     for python in pythons:
         prefix = python.parent.parent
         console.step(f"CPython of {prefix}")
-        shutil.copytree(prefix, rootfs / prefix.relative_to("/"), symlinks=True, ignore=shutil.ignore_patterns("test", "__pycache__"))
-        tag = run([python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"], error=ToolchainError, what="no Python").strip()
+        shutil.copytree(
+            prefix,
+            rootfs / prefix.relative_to("/"),
+            symlinks=True,
+            ignore=shutil.ignore_patterns("test", "__pycache__"),
+        )
+        tag = run(
+            [python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"],
+            error=ToolchainError,
+            what="no Python",
+        ).strip()
         link = rootfs / "opt/python" / f"{tag}-{tag}"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(prefix)
         tags.append(tag)
         inside = Path("/opt/python") / f"{tag}-{tag}" / "bin/python"
-        upgrade: list[str | Path] = ["chroot", rootfs, inside, "-m", "pip", "install", "--quiet", "--upgrade", "pip", "build"]
+        upgrade: list[str | Path] = [
+            "chroot",
+            rootfs,
+            inside,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--upgrade",
+            "pip",
+            "build",
+        ]
         run(upgrade, error=ToolchainError, what=f"could not prepare CPython {tag}", log=log)
     if "cp39" not in tags:  # cibuildwheel's own helper looks for it by this name
         (rootfs / "opt/python/cp39-cp39").symlink_to(f"{tags[-1]}-{tags[-1]}")
@@ -79,6 +114,12 @@ def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str
         (rootfs / "usr/local/bin" / name).symlink_to(f"/opt/python/{tags[-1]}-{tags[-1]}/bin/{name}")
     console.step(f"Importing {containers.LOCAL_IMAGE}")
     pipe = f"tar --directory={shlex.quote(str(rootfs))} --create . | podman import - {containers.LOCAL_IMAGE}:latest"
-    run([*engine.wrapper, "sh", "-c", pipe], error=ToolchainError, what="could not import the image", env=engine.environment, log=log)
+    run(
+        [*engine.wrapper, "sh", "-c", pipe],
+        error=ToolchainError,
+        what="could not import the image",
+        env=engine.environment,
+        log=log,
+    )
     shutil.rmtree(rootfs)
     return f"{containers.LOCAL_IMAGE}:latest"

@@ -52,7 +52,15 @@ _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
 HIDDEN_OPTIONS = (
     *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
     *("CUDAFE_FLAGS", "NVVM_FLAGS", "PTXAS_FLAGS", "OCG_FLAGS"),
-    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LIBRARY_PATH", "LD_RUN_PATH"),
+    *(
+        "CPATH",
+        "C_INCLUDE_PATH",
+        "CPLUS_INCLUDE_PATH",
+        "GCC_EXEC_PREFIX",
+        "COMPILER_PATH",
+        "LIBRARY_PATH",
+        "LD_RUN_PATH",
+    ),
 )
 
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
@@ -77,7 +85,9 @@ class Flavour:
     defines: tuple[str, ...] = ()
     torch_in_kernels: bool = False  # upstream's own kernel files include torch, ours do not
     stand_ins: Path | None = None  # headers in the place of torch's for CUDA
-    code: tuple[str, ...] = ()  # flags for what kernels become, in the place of machine code for the plan's architectures
+    code: tuple[
+        str, ...
+    ] = ()  # flags for what kernels become, in the place of machine code for the plan's architectures
 
 
 FORK = Flavour("flash_attn_2_cuda")
@@ -117,15 +127,22 @@ class Unit:
     key: str = ""  # the digest of all that the object depends on, where its place has one
 
 
-def seconds_expected(kernel: Kernel, architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> float:
+def seconds_expected(
+    kernel: Kernel, architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]
+) -> float:
     """A guess at the CPU seconds of one kernel file."""
     front = len(front_halves(architectures, shared_ptx))
-    return _SECONDS[kernel.kind, kernel.causal] * (_FRONT_HALF * front + (1 - _FRONT_HALF) * len(architectures))
+    return _SECONDS[kernel.kind, kernel.causal] * (
+        _FRONT_HALF * front + (1 - _FRONT_HALF) * len(architectures)
+    )
 
 
 def masks(kernels: Sequence[Kernel]) -> list[str]:
     """Definitions that tell the binding which kernels there are (``fork_kernel_set.h``)."""
-    return [f"-DFORK_KERNELS_{kind.name}=0x{sum(1 << k.bit for k in kernels if k.kind is kind):06x}" for kind in Pass] + _without_bias(kernels)
+    return [
+        f"-DFORK_KERNELS_{kind.name}=0x{sum(1 << k.bit for k in kernels if k.kind is kind):06x}"
+        for kind in Pass
+    ] + _without_bias(kernels)
 
 
 def _without_bias(kernels: Sequence[Kernel]) -> list[str]:
@@ -137,7 +154,9 @@ def for_gpus(architectures: Sequence[str]) -> str:
     return f"-DFORK_ARCHITECTURES=0x{sum(1 << ARCHITECTURES.index(a) for a in architectures):03x}"
 
 
-def front_halves(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def front_halves(
+    architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
     """For which compute capabilities PTX is made, and machine code for which from it.
 
     >>> front_halves(("80", "90", "120"), {"80": ("86", "90")})
@@ -156,7 +175,8 @@ def front_halves(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[st
 def gencode(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Options for machine code of these compute capabilities, and no PTX."""
     return [
-        f"-gencode=arch=compute_{base},code=" + (f"sm_{group[0]}" if len(group) == 1 else f"[{','.join(f'sm_{a}' for a in group)}]")
+        f"-gencode=arch=compute_{base},code="
+        + (f"sm_{group[0]}" if len(group) == 1 else f"[{','.join(f'sm_{a}' for a in group)}]")
         for base, group in front_halves(architectures, shared_ptx).items()
     ]
 
@@ -201,7 +221,10 @@ def _includes(plan: Compilation, *, torch: bool) -> list[str]:
             *(f"{site}/{folder.relative_to(env.site)}/include" for folder in env.cuda),
         ]
         words += [_abi(toolchain)]
-    return [*words, *(word for folder in folders for word in ("-isystem", str(folder)))]  # apart: nvcc does not take them joined
+    return [
+        *words,
+        *(word for folder in folders for word in ("-isystem", str(folder))),
+    ]  # apart: nvcc does not take them joined
 
 
 def _abi(toolchain: Toolchain) -> str:
@@ -217,7 +240,9 @@ def kernel_units(plan: Plan) -> list[Unit]:
     tools = plan.toolchain
     torch = (tools.environment.torch, _abi(tools)) if plan.flavour.torch_in_kernels else None
     compilers = (tools.toolkit.version, tools.cxx_version)
-    key = digest(plan.tree.kernel_sources, *compilers, torch, nvcc_flags(plan), _named(tools), plan.flavour.defines)
+    key = digest(
+        plan.tree.kernel_sources, *compilers, torch, nvcc_flags(plan), _named(tools), plan.flavour.defines
+    )
     folder = plan.build / "kernels" / key
     units = [
         Unit(
@@ -236,11 +261,32 @@ def kernel_units(plan: Plan) -> list[Unit]:
 def binding_unit(plan: Plan) -> Unit:
     """``flash_api.cpp``: it alone depends on Python, torch's ABI and the choice of kernels."""
     tools = plan.toolchain
-    parts = (tools.environment.torch, tools.environment.tag, _abi(tools), tools.toolkit.version, tools.cxx_version)
+    parts = (
+        tools.environment.torch,
+        tools.environment.tag,
+        _abi(tools),
+        tools.toolkit.version,
+        tools.cxx_version,
+    )
     flavour = plan.flavour
-    others = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(flavour.stand_ins.rglob("*.h"))] if flavour.stand_ins else []
-    key = digest(plan.tree.sources, *parts, *tools.environment.pybind, CXX_FLAGS, flavour.extension, flavour.defines, masks(plan.kernels), *others)
-    return Unit("csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9, key)
+    others = (
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(flavour.stand_ins.rglob("*.h"))]
+        if flavour.stand_ins
+        else []
+    )
+    key = digest(
+        plan.tree.sources,
+        *parts,
+        *tools.environment.pybind,
+        CXX_FLAGS,
+        flavour.extension,
+        flavour.defines,
+        masks(plan.kernels),
+        *others,
+    )
+    return Unit(
+        "csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9, key
+    )
 
 
 def _nvcc(plan: Compilation) -> str:

@@ -10,7 +10,11 @@ import tempfile
 from pathlib import Path
 
 
-def build_wheel(wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None) -> str:  # noqa: ARG001
+def build_wheel(
+    wheel_directory: str,
+    config_settings: object = None,  # noqa: ARG001
+    metadata_directory: str | None = None,  # noqa: ARG001
+) -> str:
     """Build for the running Python what FA2_BUILD asks for, from the project that this package lies in.
 
     Returns:
@@ -19,7 +23,17 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
     project = Path.cwd().parent  # a frontend calls hooks in the package's folder
     with tempfile.TemporaryDirectory(dir=wheel_directory) as folder:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        command = [sys.executable, "-m", "scripts", "build", "--python", python, "--out", folder, *shlex.split(os.environ["FA2_BUILD"])]
+        command = [
+            sys.executable,
+            "-m",
+            "scripts",
+            "build",
+            "--python",
+            python,
+            "--out",
+            folder,
+            *shlex.split(os.environ["FA2_BUILD"]),
+        ]
         subprocess.run(command, cwd=project, check=True)
         (made,) = Path(folder).glob("*.whl")
         made.replace(Path(wheel_directory) / made.name)

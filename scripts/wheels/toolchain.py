@@ -66,18 +66,27 @@ def find_python(version: str | None) -> Path:
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     if version is None or version == running:
         return Path(sys.base_prefix) / "bin" / f"python{running}"
-    roots = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}.*/bin"))
+    roots = sorted(
+        Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}.*/bin")
+    )
     for candidate in [shutil.which(f"python{version}"), *(str(root / f"python{version}") for root in roots)]:
-        if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+        if (
+            candidate
+            and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0
+        ):
             return Path(candidate)
-    raise ToolchainError(f"no python{version} on PATH or among pyenv's versions. Install it, or build for {running}.")
+    raise ToolchainError(
+        f"no python{version} on PATH or among pyenv's versions. Install it, or build for {running}."
+    )
 
 
 def check_python(target: Target, version: str | None) -> str:
     """The Python to build for, which the target must list."""
     wanted = version or f"{sys.version_info.major}.{sys.version_info.minor}"
     if wanted not in target.pythons:
-        raise UsageError(f"target {target.name} has no Python {wanted}; it has {', '.join(target.pythons)} (choose with --python).")
+        raise UsageError(
+            f"target {target.name} has no Python {wanted}; it has {', '.join(target.pythons)} (choose with --python)."
+        )
     return wanted
 
 
@@ -101,7 +110,9 @@ def _candidates() -> Iterator[tuple[Path, str]]:
             yield Path(value), name
     if found := shutil.which("nvcc"):
         # The folder that nvcc itself works from: what is on PATH may be a script that calls it.
-        dry = subprocess.run([found, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, check=False).stderr
+        dry = subprocess.run(
+            [found, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
+        ).stderr
         top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
         yield (Path(top[1].strip()) if top else Path(found).resolve().parent.parent), "nvcc on PATH"
     yield from ((path, str(path)) for path in sorted(Path("/usr/local").glob("cuda*")))
@@ -121,25 +132,38 @@ def installed_toolkit(release: str) -> tuple[Toolkit | None, list[str]]:
             passed.append(f"{root} ({origin}) is CUDA {version[0] if version else 'of an unknown release'}")
             continue
         include = root / "include"
-        if not (include / "cuda_runtime.h").is_file() or not any((include / p).is_dir() for p in ("cccl/cuda/std", "cuda/std")):
+        if not (include / "cuda_runtime.h").is_file() or not any(
+            (include / p).is_dir() for p in ("cccl/cuda/std", "cuda/std")
+        ):
             passed.append(f"{root} ({origin}) lacks cuda_runtime.h or libcu++")
             continue
-        return Toolkit(root / "bin/nvcc", *version, (include,), f"{root}, from {origin}", _takes_seed(root / "bin/nvcc")), passed
+        return Toolkit(
+            root / "bin/nvcc", *version, (include,), f"{root}, from {origin}", _takes_seed(root / "bin/nvcc")
+        ), passed
     return None, passed
 
 
 def _shared_folder(target: Target, shared: Path) -> Path:
     """Where the toolkit of an index lies, or would; named by what it is made of."""
     if target.assembled:
-        return shared / f"{target.toolkit}-{hashlib.sha256(target.assembled.model_dump_json().encode()).hexdigest()[:16]}"
+        return (
+            shared
+            / f"{target.toolkit}-{hashlib.sha256(target.assembled.model_dump_json().encode()).hexdigest()[:16]}"
+        )
     return shared / "-".join((str(target.toolkit), *TOOLKIT_PARTS))
 
 
 def _install_from_index(target: Target, folder: Path, log: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as aside:
         place = Path(aside) / "site"
-        command = pip.installing(sys.executable, "--target", place, f"cuda-toolkit[{','.join(TOOLKIT_PARTS)}]=={target.toolkit}")
-        hint = "Install CUDA " + target.cuda + " and set CUDA_HOME, or check the network and pip's configuration."
+        command = pip.installing(
+            sys.executable, "--target", place, f"cuda-toolkit[{','.join(TOOLKIT_PARTS)}]=={target.toolkit}"
+        )
+        hint = (
+            "Install CUDA "
+            + target.cuda
+            + " and set CUDA_HOME, or check the network and pip's configuration."
+        )
         run(command, error=ToolchainError, what=f"could not install CUDA {target.cuda}", hint=hint, log=log)
         place.replace(folder)
 
@@ -160,7 +184,11 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
         )
     folder = _shared_folder(target, shared)
     root = folder if target.assembled else folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
-    origin = f"{target.toolkit} from Debian and the package index" if target.assembled else f"cuda-toolkit {target.toolkit} from the package index"
+    origin = (
+        f"{target.toolkit} from Debian and the package index"
+        if target.assembled
+        else f"cuda-toolkit {target.toolkit} from the package index"
+    )
     with files.in_turn(shared / "lock", "installs a CUDA toolkit"):
         if not folder.is_dir():
             console.step(f"Installing {origin} ({reason})")
@@ -171,8 +199,12 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
     nvcc = root / "bin/nvcc"
     version = _nvcc_version(nvcc)
     if version is None or version[0] != target.cuda:
-        raise ToolchainError(f"CUDA {origin} has no nvcc {target.cuda}; is {folder} damaged? Delete it and build again.")
-    return Toolkit(nvcc, *version, (root / "include",), f"{origin} ({reason}), in {folder}", _takes_seed(nvcc))
+        raise ToolchainError(
+            f"CUDA {origin} has no nvcc {target.cuda}; is {folder} damaged? Delete it and build again."
+        )
+    return Toolkit(
+        nvcc, *version, (root / "include",), f"{origin} ({reason}), in {folder}", _takes_seed(nvcc)
+    )
 
 
 def host_compiler() -> Path:
@@ -180,7 +212,9 @@ def host_compiler() -> Path:
     name = os.environ.get("CXX", "g++")
     found = shutil.which(name)
     if found is None:
-        raise ToolchainError(f"no C++ compiler: {name} is not on PATH. Install g++ (Debian, Ubuntu: apt install g++), or set CXX.")
+        raise ToolchainError(
+            f"no C++ compiler: {name} is not on PATH. Install g++ (Debian, Ubuntu: apt install g++), or set CXX."
+        )
     return Path(found)
 
 
@@ -193,7 +227,9 @@ def _tool(name: str) -> Path:
     beside = Path(sys.executable).with_name(name)
     found = beside if beside.exists() else shutil.which(name)
     if found is None:
-        raise ToolchainError(f"{name} is not installed beside {sys.executable}; run this through nox, which installs it.")
+        raise ToolchainError(
+            f"{name} is not installed beside {sys.executable}; run this through nox, which installs it."
+        )
     return Path(found)
 
 
@@ -202,7 +238,9 @@ def assemble(target: Target, python_version: str | None, build: Path, *, cache: 
     cxx = host_compiler()
     logs = build / "logs"
     interpreter = find_python(python_version) if python_version is not None else None
-    tools = toolkit(target, layout.cache("toolkit"), logs)  # before torch: a target that cannot be built should not cost gigabytes
+    tools = toolkit(
+        target, layout.cache("toolkit"), logs
+    )  # before torch: a target that cannot be built should not cost gigabytes
     env = None
     if python_version is not None and interpreter is not None:
         env = torch_environment.environment(target, interpreter, python_version, build / "env", logs)
@@ -217,6 +255,8 @@ def out_of_reach(target: Target) -> bool:
 
 def present(target: Target, build: Path) -> Toolchain | None:
     """What compiles a target's kernels, where nothing need be installed for that."""
-    if installed_toolkit(target.cuda)[0] is None and (target.toolkit is None or not _shared_folder(target, layout.cache("toolkit")).is_dir()):
+    if installed_toolkit(target.cuda)[0] is None and (
+        target.toolkit is None or not _shared_folder(target, layout.cache("toolkit")).is_dir()
+    ):
         return None
     return assemble(target, None, build, cache=True)

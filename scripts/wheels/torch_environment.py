@@ -30,13 +30,19 @@ class Environment:
     torch: str
     torch_cuda: str
     cxx11_abi: bool
-    pybind: tuple[str, ...] = ()  # definitions by which its pybind11 knows ours: translated exceptions are shared under them
+    pybind: tuple[
+        str, ...
+    ] = ()  # definitions by which its pybind11 knows ours: translated exceptions are shared under them
 
     @property
     def cuda(self) -> tuple[Path, ...]:
         """Folders with ``include`` and ``lib`` of the CUDA libraries that torch depends on: one from CUDA 13, one a library before."""
         whole = self.site / "nvidia" / f"cu{self.torch_cuda.partition('.')[0]}"
-        return (whole,) if whole.is_dir() else tuple(sorted(path.parent for path in self.site.glob("nvidia/*/include")))
+        return (
+            (whole,)
+            if whole.is_dir()
+            else tuple(sorted(path.parent for path in self.site.glob("nvidia/*/include")))
+        )
 
 
 _PROBE = """
@@ -60,13 +66,25 @@ def _made_environment(target: Target, python: Path, version: str, folder: Path, 
     if marker.is_file():
         facts = json.loads(marker.read_text(encoding="utf-8"))
         if facts["wanted"] == target.torch:
-            return _environment(binary, facts if facts.get("format") == _READY_FORMAT else _probe(binary, target, marker))
+            return _environment(
+                binary, facts if facts.get("format") == _READY_FORMAT else _probe(binary, target, marker)
+            )
     console.step(f"Installing torch {target.torch} for Python {version} (some GB the first time)")
     shutil.rmtree(root, ignore_errors=True)
-    common = {"error": ToolchainError, "hint": pip.HINT}
-    run([python, "-m", "venv", root], what="could not make a virtual environment", **common)  # type: ignore[arg-type]
+    run(
+        [python, "-m", "venv", root],
+        error=ToolchainError,
+        what="could not make a virtual environment",
+        hint=pip.HINT,
+    )
     packages = [torch_for_cuda(target.torch), "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
-    run(pip.installing(binary, *packages), what=f"could not install torch {target.torch}", log=logs / f"environment-{root.name}.log", **common)  # type: ignore[arg-type]
+    run(
+        pip.installing(binary, *packages),
+        error=ToolchainError,
+        what=f"could not install torch {target.torch}",
+        hint=pip.HINT,
+        log=logs / f"environment-{root.name}.log",
+    )
     return _environment(binary, _probe(binary, target, marker))
 
 
@@ -77,7 +95,9 @@ def torch_for_cuda(version: str) -> str:
 
 def _probe(binary: Path, target: Target, marker: Path) -> dict[str, Any]:
     """Ask the environment's torch what the binding must be compiled for; check and keep it."""
-    facts: dict[str, Any] = json.loads(run([binary, "-c", _PROBE], error=ToolchainError, what="torch was installed but cannot be imported"))
+    facts: dict[str, Any] = json.loads(
+        run([binary, "-c", _PROBE], error=ToolchainError, what="torch was installed but cannot be imported")
+    )
     if facts["torch"].split("+")[0] != target.torch or facts["cuda"] != target.cuda:
         built = f"CUDA {facts['cuda']}" if facts["cuda"] else "the CPU alone"
         raise ToolchainError(

@@ -32,7 +32,9 @@ from scripts.wheels.torch_environment import torch_for_cuda
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NOT_VERIFIED = 30  # tests/wheel/conftest.py exits with it when the GPU half did not run, or cases were chosen
+_NOT_VERIFIED = (
+    30  # tests/wheel/conftest.py exits with it when the GPU half did not run, or cases were chosen
+)
 _PYTEST = "pytest>=8.4"
 UPSTREAM_TESTS = PurePosixPath("tests/test_flash_attn.py")
 
@@ -49,11 +51,15 @@ class Facts:
 
 def facts_of(path: Path) -> Facts:
     """Read a wheel's name and provenance."""
-    name = re.fullmatch(r"flash_attn-[^-]+(?:-\d[^-]*)?-cp(\d)(\d+)-cp\d+-(?:many)?linux\w*_x86_64\.whl", path.name)
+    name = re.fullmatch(
+        r"flash_attn-[^-]+(?:-\d[^-]*)?-cp(\d)(\d+)-cp\d+-(?:many)?linux\w*_x86_64\.whl", path.name
+    )
     if not path.is_file():
         raise UsageError(f"{path} does not exist.")
     if name is None:
-        raise UsageError(f"{path.name} is no wheel of this project (flash_attn-VERSION-KERNELS-cpXY-cpXY-linux_x86_64.whl).")
+        raise UsageError(
+            f"{path.name} is no wheel of this project (flash_attn-VERSION-KERNELS-cpXY-cpXY-linux_x86_64.whl)."
+        )
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
@@ -66,7 +72,9 @@ def facts_of(path: Path) -> Facts:
     try:
         return Facts(path, f"{name[1]}.{name[2]}", str(info["torch"]), info)
     except (KeyError, TypeError) as e:
-        raise WheelError(f"{path}: flash_attn/_fork.json says nothing of torch; build the wheel again.") from e
+        raise WheelError(
+            f"{path}: flash_attn/_fork.json says nothing of torch; build the wheel again."
+        ) from e
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,9 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
         wanted = [(p["name"], p["sha256"]) for p in told["patches"]]
         digest, base = told["digest"], told["base"]
     except (KeyError, TypeError) as e:
-        raise WheelError(f"{facts.path}: flash_attn/_fork.json says nothing of its series; build the wheel again.") from e
+        raise WheelError(
+            f"{facts.path}: flash_attn/_fork.json says nothing of its series; build the wheel again."
+        ) from e
     with tempfile.TemporaryDirectory(prefix="fa2-series-") as folder:
         for where, files, matrix_text in _states(root):
             if [(name, hashlib.sha256(content).hexdigest()) for name, content in files] != wanted:
@@ -117,13 +127,21 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
 def _states(root: Path) -> Iterator[tuple[str, list[tuple[str, bytes]], bytes]]:
     """The series and the matrix as they lie here, then of every commit that changed them, newest first."""
     here = model.read(root / "patches")
-    yield "this checkout", [(p.name, p.content) for p in here.patches], (root / "wheel_matrix.toml").read_bytes()
+    yield (
+        "this checkout",
+        [(p.name, p.content) for p in here.patches],
+        (root / "wheel_matrix.toml").read_bytes(),
+    )
     repository = Repository(root, VerifyError)
     if not repository.is_top_level():
         return
-    for commit in repository.run("log", "--format=%H", "--", "patches", "wheel_matrix.toml", writes=False).split():
+    for commit in repository.run(
+        "log", "--format=%H", "--", "patches", "wheel_matrix.toml", writes=False
+    ).split():
         names = [name.removeprefix("patches/") for name in repository.files(commit, "patches")]
-        if model.LISTING not in names or "wheel_matrix.toml" not in repository.files(commit, "wheel_matrix.toml"):
+        if model.LISTING not in names or "wheel_matrix.toml" not in repository.files(
+            commit, "wheel_matrix.toml"
+        ):
             continue
         listed = repository.read(f"{commit}:patches/{model.LISTING}").decode("utf-8").splitlines()
         order = [name for line in listed if (name := model.name_in(line)) in names]
@@ -135,7 +153,9 @@ def wheels_in(dist: Path) -> list[Path]:
     """The wheels to verify when none is named."""
     found = sorted(dist.glob("flash_attn-*.whl"))
     if not found:
-        raise UsageError(f"{dist} has no wheels; build one (nox -s build), or name one (nox -s verify -- WHEEL).")
+        raise UsageError(
+            f"{dist} has no wheels; build one (nox -s build), or name one (nox -s verify -- WHEEL)."
+        )
     return found
 
 
@@ -143,7 +163,11 @@ def installed(facts: Facts, root: Path, logs: Path) -> Path:
     """A new environment with the wheel, its torch and pytest; its Python."""
     python = root / "bin/python"
     log = logs / f"verify-{facts.path.stem}.log"
-    run([find_python(facts.python), "-m", "venv", root], error=ToolchainError, what="could not make a virtual environment")
+    run(
+        [find_python(facts.python), "-m", "venv", root],
+        error=ToolchainError,
+        what="could not make a virtual environment",
+    )
     run(
         pip.installing(python, torch_for_cuda(facts.torch), "numpy", _PYTEST),
         error=ToolchainError,
@@ -151,8 +175,19 @@ def installed(facts: Facts, root: Path, logs: Path) -> Path:
         hint=pip.HINT,
         log=log,
     )
-    run(pip.installing(python, facts.path.resolve()), error=VerifyError, what="the wheel does not install", hint=pip.HINT, log=log)
-    run([python, "-m", "pip", "check"], error=VerifyError, what="pip check fails with the wheel installed", log=log)
+    run(
+        pip.installing(python, facts.path.resolve()),
+        error=VerifyError,
+        what="the wheel does not install",
+        hint=pip.HINT,
+        log=log,
+    )
+    run(
+        [python, "-m", "pip", "check"],
+        error=VerifyError,
+        what="pip check fails with the wheel installed",
+        log=log,
+    )
     return python
 
 
@@ -161,7 +196,9 @@ def write_upstream_tests(checkout: upstream.Checkout, path: Path) -> None:
     files.write(path, checkout.read(str(UPSTREAM_TESTS)).decode("utf-8"))
 
 
-def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, extra: list[str]) -> dict[str, Any]:
+def verify(
+    path: Path, checkout: upstream.Checkout, suite: Path, build: Path, extra: list[str]
+) -> dict[str, Any]:
     """Prove one wheel and leave the proof beside it.
 
     Args:
@@ -194,11 +231,26 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         own.parent.mkdir()
         write_upstream_tests(checkout, own)
         proof = root / "proof.json"
-        command = [python, "-m", "pytest", root / "suite", "-c", os.devnull, f"--rootdir={root / 'suite'}", "-q", "-p", "no:cacheprovider"]
+        command = [
+            python,
+            "-m",
+            "pytest",
+            root / "suite",
+            "-c",
+            os.devnull,
+            f"--rootdir={root / 'suite'}",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+        ]
         command += [f"--proof={proof}", f"--wheel={tried}", f"--upstream={own}", *extra]
-        status = subprocess.run([str(c) for c in command], cwd=root, env={**os.environ, "PYTHONPATH": ""}, check=False).returncode
+        status = subprocess.run(
+            [str(c) for c in command], cwd=root, env={**os.environ, "PYTHONPATH": ""}, check=False
+        ).returncode
         if not proof.is_file():
-            raise VerifyError(f"{path.name}: the suite did not come to its end: pytest exited with {status}; its output is above.")
+            raise VerifyError(
+                f"{path.name}: the suite did not come to its end: pytest exited with {status}; its output is above."
+            )
         result: dict[str, Any] = json.loads(proof.read_text(encoding="utf-8"))
         if not extra:
             if sha256(path) != result["wheel"]["sha256"]:
@@ -214,8 +266,14 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
             f"the {result['counts'].get('passed', 0)} static cases passed. Run this on a GPU host, or there without a network as the README says.{kept}"
         )
     if status != 0 and not (extra and status == _NOT_VERIFIED):
-        raise VerifyError(f"{path.name} failed its suite: {result['counts'].get('failed', 0)} cases failed.{kept}")
-    console.done(f"{path.name}: the cases that --pytest chose passed, which proves no wheel." if extra else f"{path.name} is verified.{kept}")
+        raise VerifyError(
+            f"{path.name} failed its suite: {result['counts'].get('failed', 0)} cases failed.{kept}"
+        )
+    console.done(
+        f"{path.name}: the cases that --pytest chose passed, which proves no wheel."
+        if extra
+        else f"{path.name} is verified.{kept}"
+    )
     return result
 
 
@@ -224,18 +282,29 @@ def _report(proof: dict[str, Any]) -> None:
     sha = proof["wheel"]["sha256"] if proof["wheel"] else "unknown"
     gpu = proof["gpu"]
     console.note(f"wheel sha256 {sha}")
-    console.note(f"GPU {gpu['name']} (sm_{gpu['compute_capability'].replace('.', '')}), driver {gpu['driver']}" if gpu else "no GPU")
+    console.note(
+        f"GPU {gpu['name']} (sm_{gpu['compute_capability'].replace('.', '')}), driver {gpu['driver']}"
+        if gpu
+        else "no GPU"
+    )
     console.note(f"torch {proof['torch']}, Python {proof['python']}")
     console.note(", ".join(f"{count} {outcome}" for outcome, count in proof["counts"].items()))
     for mode, counts in proof.get("upstream", {}).get("counts", {}).items():
-        console.note(f"upstream's own cases, mode {mode}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+        console.note(
+            f"upstream's own cases, mode {mode}: "
+            + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        )
     must = [c for c in proof["controls"] if c["must_differ"]]
     if must:
-        console.note(f"negative controls: {sum(c['differs'] for c in must)} of {len(must)} differ with the mode off")
+        console.note(
+            f"negative controls: {sum(c['differs'] for c in must)} of {len(must)} differ with the mode off"
+        )
     for name, case in proof["cases"].items():
         if case["outcome"] == "failed":
             mismatch = case.get("mismatch")
             text = (
-                f"first mismatch at {mismatch['index']}: {' and '.join(mismatch['bits'])} ({mismatch['what']})" if mismatch else case.get("error", "")
+                f"first mismatch at {mismatch['index']}: {' and '.join(mismatch['bits'])} ({mismatch['what']})"
+                if mismatch
+                else case.get("error", "")
             )
             console.error(f"{name}: {text}")

@@ -43,7 +43,9 @@ PROVENANCE = "flash_attn/_fork.json"
 PROVENANCE_FORMAT = 1
 _DATE = (2025, 1, 1, 0, 0, 0)  # of every entry, as in the series' commits
 # What torch loads before us, and what manylinux counts on.
-_PRESENT = re.compile(r"lib(torch|c10)\w*\.so|libcudart\.so\.\d+|lib(stdc\+\+|gcc_s|c|m|dl|rt|pthread)\.so\.\d+|ld-linux-x86-64\.so\.2")
+_PRESENT = re.compile(
+    r"lib(torch|c10)\w*\.so|libcudart\.so\.\d+|lib(stdc\+\+|gcc_s|c|m|dl|rt|pthread)\.so\.\d+|ld-linux-x86-64\.so\.2"
+)
 _TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")
 
 
@@ -87,8 +89,14 @@ def audit(path: Path) -> tuple[str, ...]:
     foreign = sorted(name for name in found if not _PRESENT.fullmatch(name))
     inside = [name for name in names if "flash_attn.libs/" in name]
     if foreign or inside or not names:
-        problems = [*(f"needs {name}" for name in foreign), *(f"contains {name}" for name in inside), *([] if names else ["has no extension"])]
-        raise WheelError(f"{path.name} {', '.join(problems)}; a wheel may need torch, its CUDA runtime and the system's C and C++ libraries alone.")
+        problems = [
+            *(f"needs {name}" for name in foreign),
+            *(f"contains {name}" for name in inside),
+            *([] if names else ["has no extension"]),
+        ]
+        raise WheelError(
+            f"{path.name} {', '.join(problems)}; a wheel may need torch, its CUDA runtime and the system's C and C++ libraries alone."
+        )
     return tuple(sorted(found))
 
 
@@ -107,10 +115,21 @@ def link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path)
 
 def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path) -> None:
     env = toolchain.environment
-    folders = [env.site / "torch/lib", *(folder / "lib" for folder in env.cuda), toolchain.toolkit.nvcc.parent.parent / "lib64"]
+    folders = [
+        env.site / "torch/lib",
+        *(folder / "lib" for folder in env.cuda),
+        toolchain.toolkit.nvcc.parent.parent / "lib64",
+    ]
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(target.name + ".part")
-    command: list[str | Path] = [toolchain.cxx, "-o", aside, *objects, *(f"-L{folder}" for folder in folders), *link_options(toolchain)]
+    command: list[str | Path] = [
+        toolchain.cxx,
+        "-o",
+        aside,
+        *objects,
+        *(f"-L{folder}" for folder in folders),
+        *link_options(toolchain),
+    ]
     run(
         command,
         error=WheelError,
@@ -147,20 +166,49 @@ def _ask_setup(tree: Tree, toolchain: Toolchain, log: Path) -> str:
         header = source / "csrc/cutlass/include/cutlass/cutlass.h"
         header.parent.mkdir(parents=True)
         header.touch()
-        env = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "FLASH_ATTENTION_FORCE_BUILD": "TRUE", "CUDA_HOME": ""}
-        command: list[str | Path] = [toolchain.environment.python, "setup.py", "--quiet", "egg_info", "--egg-base", folder]
-        run(command, error=WheelError, what="upstream's setup.py gave no metadata", hint="Does a patch touch setup.py?", cwd=source, env=env, log=log)
+        env = {
+            "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE",
+            "FLASH_ATTENTION_FORCE_BUILD": "TRUE",
+            "CUDA_HOME": "",
+        }
+        command: list[str | Path] = [
+            toolchain.environment.python,
+            "setup.py",
+            "--quiet",
+            "egg_info",
+            "--egg-base",
+            folder,
+        ]
+        run(
+            command,
+            error=WheelError,
+            what="upstream's setup.py gave no metadata",
+            hint="Does a patch touch setup.py?",
+            cwd=source,
+            env=env,
+            log=log,
+        )
         return (Path(folder) / "flash_attn.egg-info/PKG-INFO").read_text(encoding="utf-8")
 
 
 def _fork_metadata(upstream: Message, matrix: Matrix, target: Target, python: str) -> str:
     """Upstream's metadata with our version, the Python and the torch that the extension is built for, and NOTICE."""
-    requires = [f"torch=={'.'.join(target.torch.split('.')[:2])}.*" if r == "torch" else r for r in upstream.get_all("Requires-Dist", [])]
+    requires = [
+        f"torch=={'.'.join(target.torch.split('.')[:2])}.*" if r == "torch" else r
+        for r in upstream.get_all("Requires-Dist", [])
+    ]
     if f"torch=={'.'.join(target.torch.split('.')[:2])}.*" not in requires:
         raise WheelError(f"upstream's metadata does not require torch as expected: {requires}.")
     message = Message()
     for name, value in upstream.items():
-        if name in ("Version", "Requires-Dist", "License-File", "Requires-Python", "Dynamic", "Metadata-Version"):
+        if name in (
+            "Version",
+            "Requires-Dist",
+            "License-File",
+            "Requires-Python",
+            "Dynamic",
+            "Metadata-Version",
+        ):
             continue
         message[name] = value
     message["Metadata-Version"] = "2.4"
@@ -216,18 +264,29 @@ def _build_tag(plan: Plan) -> str:
     return f"{len(plan.kernels) * len(plan.architectures)}_{'_'.join(words).replace('-', '')}"  # a dash ends a tag
 
 
-def pack(matrix: Matrix, target: Target, plan: Plan, extension: Path, facts: dict[str, Any], *, notice: Path, dist: Path) -> Path:
+def pack(
+    matrix: Matrix,
+    target: Target,
+    plan: Plan,
+    extension: Path,
+    facts: dict[str, Any],
+    *,
+    notice: Path,
+    dist: Path,
+) -> Path:
     """Write the wheel into ``dist``, aside and then renamed."""
     tree, tag = plan.tree, plan.toolchain.environment.tag
     version = matrix.version(target)
     info = f"flash_attn-{version}.dist-info"
     build_tag = _build_tag(plan)
     name = f"flash_attn-{version}-{build_tag}-{tag}-{tag}-linux_x86_64.whl"
-    metadata = _fork_metadata(_metadata(tree, plan.toolchain, plan.build), matrix, target, f"{tag[2]}.{tag[3:]}")
-    wheel = (
-        f"Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\nBuild: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
+    metadata = _fork_metadata(
+        _metadata(tree, plan.toolchain, plan.build), matrix, target, f"{tag[2]}.{tag[3:]}"
     )
-    entries: dict[str, bytes] = {p.relative_to(tree.root).as_posix(): p.read_bytes() for p in (tree.root / "flash_attn").rglob("*.py")}
+    wheel = f"Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\nBuild: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
+    entries: dict[str, bytes] = {
+        p.relative_to(tree.root).as_posix(): p.read_bytes() for p in (tree.root / "flash_attn").rglob("*.py")
+    }
     entries |= {
         PROVENANCE: (json.dumps(facts, indent=1) + "\n").encode(),
         f"{FORK.extension}.cpython-{tag[2:]}-x86_64-linux-gnu.so": extension.read_bytes(),

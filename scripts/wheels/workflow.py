@@ -68,8 +68,12 @@ def render(matrix: Matrix) -> str:
     rows = []
     for target in matrix.targets:
         if target.cuda not in matrix.images:
-            raise MatrixError(f"{matrix.path}: [images] has none for CUDA {target.cuda} of target {target.name}; add one.")
-        rows.append(f"          - {json.dumps({'target': target.name, 'cuda': target.cuda, 'python': ','.join(target.pythons)})}")
+            raise MatrixError(
+                f"{matrix.path}: [images] has none for CUDA {target.cuda} of target {target.name}; add one."
+            )
+        rows.append(
+            f"          - {json.dumps({'target': target.name, 'cuda': target.cuda, 'python': ','.join(target.pythons)})}"
+        )
     return _TEXT.format(rows="\n".join(rows))
 
 
@@ -87,4 +91,6 @@ def check(root: Path, text: str) -> None:
     """Raise a MatrixError when the workflow is not what would be written."""
     path = root / PATH
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        raise MatrixError(f"{PATH} is stale: it is not what wheel_matrix.toml says. Run nox -s matrix -- --github and commit the result.")
+        raise MatrixError(
+            f"{PATH} is stale: it is not what wheel_matrix.toml says. Run nox -s matrix -- --github and commit the result."
+        )

@@ -26,10 +26,21 @@ def built(**options: Any) -> harness.Config:
 def problems(examples: int) -> settings:
     """How many problems hypothesis draws: the same in every run, and not shrunk, which would take hours."""
     phases = [Phase.explicit, Phase.generate]
-    return settings(max_examples=examples, deadline=None, derandomize=True, phases=phases, suppress_health_check=list(HealthCheck))
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        phases=phases,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
-for operator in ("_flash_attn_forward", "_flash_attn_varlen_forward", "_flash_attn_backward", "_flash_attn_varlen_backward"):
+for operator in (
+    "_flash_attn_forward",
+    "_flash_attn_varlen_forward",
+    "_flash_attn_backward",
+    "_flash_attn_varlen_backward",
+):
     custom = getattr(flash_attn.flash_attn_interface, operator)
     custom.register_kernel("cpu")(custom._init_fn)
 for custom in (flash_attn.fork_bias_forward.forward, flash_attn.fork_bias_backward.backward_operator):
@@ -108,4 +119,6 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     launches, instructions = map(sum, zip(*EMULATED, strict=True))
-    terminalreporter.write_line(f"emulated: {launches} launches, {instructions / 1e6:.1f} million instructions of a warp")
+    terminalreporter.write_line(
+        f"emulated: {launches} launches, {instructions / 1e6:.1f} million instructions of a warp"
+    )

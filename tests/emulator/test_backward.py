@@ -6,13 +6,28 @@ import pytest
 import torch
 from conftest import DIM, HALF, HALF_NAME, MACHINE, Machine, built, problems
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, set_deterministic_mode
-from gradients import Gradients, assert_accurate, assert_that_rows_are_read_alike_wherever_they_lie, dense, far_along, leaves, upstream_of, varlen
+from gradients import (
+    Gradients,
+    assert_accurate,
+    assert_that_rows_are_read_alike_wherever_they_lie,
+    dense,
+    far_along,
+    leaves,
+    upstream_of,
+    varlen,
+)
 from harness import KERNELS, Config, Draw
 from hypothesis import given
 from hypothesis import strategies as st
-from limits import assert_that_gradients_of_far_tokens_are_the_same, assert_that_gradients_past_named_lengths_are_nan, overlapping_sequences
+from limits import (
+    assert_that_gradients_of_far_tokens_are_the_same,
+    assert_that_gradients_past_named_lengths_are_nan,
+    overlapping_sequences,
+)
 
-pytestmark = pytest.mark.skipif(not any(name.startswith("bwd") for name in KERNELS), reason="built without backward kernels (--kernels)")
+pytestmark = pytest.mark.skipif(
+    not any(name.startswith("bwd") for name in KERNELS), reason="built without backward kernels (--kernels)"
+)
 
 
 @st.composite
@@ -24,7 +39,9 @@ def configs(draw: st.DrawFn) -> Config:
         heads=heads,
         heads_k=heads_k,
         causal=causal,
-        window=(-1, -1) if causal else draw(st.sampled_from([(-1, -1), (40, 0), (150, 20), (-1, 30), (700, 0), (-1, 300), (600, 600)])),
+        window=(-1, -1)
+        if causal
+        else draw(st.sampled_from([(-1, -1), (40, 0), (150, 20), (-1, 30), (700, 0), (-1, 300), (600, 600)])),
         softcap=draw(st.sampled_from([0.0, 0.0, 15.0])),
         alibi=draw(st.sampled_from([False, False, True])),
         mask=draw(st.sampled_from([False, False, True])),
@@ -39,7 +56,12 @@ machines = st.tuples(st.sampled_from([4, 132]), st.integers(1, 100), st.just(Tru
 @problems(20)
 @given(configs(), lengths, lengths, st.integers(0, 2**31), machines, st.data())
 def test_gradients_are_the_same_alone_in_a_batch_and_packed(
-    config: Config, len_q: int, len_k: int, seed: int, machine: tuple[int, int, bool, int], data: st.DataObject
+    config: Config,
+    len_q: int,
+    len_k: int,
+    seed: int,
+    machine: tuple[int, int, bool, int],
+    data: st.DataObject,
 ) -> None:
     config.need("split", "bwd")
     draw = Draw(seed)
@@ -49,7 +71,9 @@ def test_gradients_are_the_same_alone_in_a_batch_and_packed(
     with deterministic_mode(split_size=256):
         alone = dense(config, [own], upstreams[:1], 0)
         MACHINE.set(*machine)
-        dense(config, [other, own], [upstreams[1], upstreams[0]], 1, deterministic=False).assert_same(alone, "in a batch")
+        dense(config, [other, own], [upstreams[1], upstreams[0]], 1, deterministic=False).assert_same(
+            alone, "in a batch"
+        )
         varlen(config, [neighbour, own], [upstreams[2], upstreams[0]], 1).assert_same(alone, "packed")
     assert_accurate(config, alone, own, upstreams[0])
 
@@ -91,7 +115,10 @@ def test_a_sequence_past_the_last_query_is_an_error(machine: Machine) -> None:
     machine.set(resident=4)
     sequence = Draw(5).sequence(config, 300, 300)
     inputs = leaves((sequence.q, sequence.k, sequence.v))
-    cu_q, cu_k = torch.tensor([0, 300, 300], dtype=torch.int32), torch.tensor([0, 100, 300], dtype=torch.int32)
+    cu_q, cu_k = (
+        torch.tensor([0, 300, 300], dtype=torch.int32),
+        torch.tensor([0, 100, 300], dtype=torch.int32),
+    )
     with deterministic_mode(split_size=256):
         out = flash_attn_varlen_func(*inputs, cu_q, cu_k, 300, 200)
         cu_q.data[2] = 10**6  # which the backward pass reads
@@ -99,7 +126,9 @@ def test_a_sequence_past_the_last_query_is_an_error(machine: Machine) -> None:
             torch.autograd.grad(out, inputs, upstream_of(sequence, 1))
 
 
-def test_a_backward_pass_whose_forward_nobody_noted_takes_the_process_wide_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backward_pass_whose_forward_nobody_noted_takes_the_process_wide_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As where the forward pass was traced, and the backward pass runs eagerly."""
     config = built(heads=1, heads_k=1)
     config.need("split", "bwd")
@@ -111,20 +140,31 @@ def test_a_backward_pass_whose_forward_nobody_noted_takes_the_process_wide_mode(
     with monkeypatch.context() as traced:
         traced.setattr(torch.compiler, "is_compiling", lambda: True)
         out = flash_attn_func(*inputs)
-    Gradients(*(g[0] for g in torch.autograd.grad(out, inputs, upstream[None]))).assert_same(expected, "traced forward")
+    Gradients(*(g[0] for g in torch.autograd.grad(out, inputs, upstream[None]))).assert_same(
+        expected, "traced forward"
+    )
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
 @pytest.mark.parametrize("own", [{}, {"attn_bias": (2, 1, 1)}], ids=["plain", "bias"])
-def test_without_keys_there_are_outputs_and_gradients_of_zeros(mode: bool, own: dict[str, tuple[int, ...]]) -> None:
+def test_without_keys_there_are_outputs_and_gradients_of_zeros(
+    mode: bool, own: dict[str, tuple[int, ...]]
+) -> None:
     built().need("split", "bwd")
     for packed in (False, True):
         lead = () if packed else (1,)
-        q, k, v = (torch.randn(*lead, length, heads, DIM).to(HALF).requires_grad_() for length, heads in ((70, 2), (0, 1), (0, 1)))
+        q, k, v = (
+            torch.randn(*lead, length, heads, DIM).to(HALF).requires_grad_()
+            for length, heads in ((70, 2), (0, 1), (0, 1))
+        )
         options = {name: torch.zeros(shape).requires_grad_() for name, shape in own.items()}
         starts = [torch.tensor([0, length], dtype=torch.int32) for length in (70, 0)]
         with deterministic_mode(mode, split_size=256):
-            out = flash_attn_varlen_func(q, k, v, *starts, 70, 0, **options) if packed else flash_attn_func(q, k, v, **options)
+            out = (
+                flash_attn_varlen_func(q, k, v, *starts, 70, 0, **options)
+                if packed
+                else flash_attn_func(q, k, v, **options)
+            )
         gradients = torch.autograd.grad(out, [q, k, v, *options.values()], torch.ones_like(out))
         for result in (out, *gradients):
             assert (result == 0).all()

@@ -44,8 +44,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "tensor", lambda *shape: torch.randn(shape).half())
     full = torch.full
     monkeypatch.setattr(torch, "full", lambda *a, **k: full(*a, **(k | {"device": "cpu"})))
-    sizes = {"PREFILL": ((1, 96),), "LENGTHS": (64,), "CHUNKED": (300,), "DECODE": ((2, 600),), "EVEN": ((1, 64, 1024, True),)}
-    for name, value in (sizes | {"TOKENS": 64, "NEW": 64, "MILLION": 1024, "HEADS": (2, 1), "FEWEST": 1}).items():
+    sizes = {
+        "PREFILL": ((1, 96),),
+        "LENGTHS": (64,),
+        "CHUNKED": (300,),
+        "DECODE": ((2, 600),),
+        "EVEN": ((1, 64, 1024, True),),
+    }
+    for name, value in (
+        sizes | {"TOKENS": 64, "NEW": 64, "MILLION": 1024, "HEADS": (2, 1), "FEWEST": 1}
+    ).items():
         assert hasattr(bench, name)
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench, "load", lambda _: flash_attn_2_cuda)
@@ -55,7 +63,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_group_runs_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Config(head_dim=DIM, causal=True).need("fwd", "split", "bwd")
     path = tmp_path / "bench.json"
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--json", str(path), "--stock", "stock.so", "--head-dim", str(DIM), "--seconds", "0"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["bench.py", "--json", str(path), "--stock", "stock.so", "--head-dim", str(DIM), "--seconds", "0"],
+    )
     bench.main()
     facts = json.loads(path.read_text(encoding="utf-8"))
     assert {row["group"] for row in facts["rows"]} == set(bench.NEEDED)
@@ -67,11 +79,26 @@ def test_every_group_runs_and_is_written(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("small")
-def test_head_dims_that_the_wheel_lacks_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_head_dims_that_the_wheel_lacks_are_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "bench.json"
     absent = next(d for d in (256, 192, 128, 96, 64) if not any(f"_hdim{d}_" in name for name in KERNELS))
     monkeypatch.setattr(
-        sys, "argv", ["bench.py", "--json", str(path), "--stock", "stock.so", "--head-dim", str(absent), "--group", "prefill", "backward"]
+        sys,
+        "argv",
+        [
+            "bench.py",
+            "--json",
+            str(path),
+            "--stock",
+            "stock.so",
+            "--head-dim",
+            str(absent),
+            "--group",
+            "prefill",
+            "backward",
+        ],
     )
     bench.main()
     assert json.loads(path.read_text(encoding="utf-8"))["rows"] == []

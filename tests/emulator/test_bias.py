@@ -19,7 +19,19 @@ from flash_attn import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
-from harness import DTYPES, KERNELS, Config, Draw, Rows, Sequence, assert_accurate, assert_same_bits, dense, reference, route
+from harness import (
+    DTYPES,
+    KERNELS,
+    Config,
+    Draw,
+    Rows,
+    Sequence,
+    assert_accurate,
+    assert_same_bits,
+    dense,
+    reference,
+    route,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from masks import (
@@ -82,11 +94,18 @@ def test_every_shape_stride_and_alignment(
     seed: int,
 ) -> None:
     config.need("split")
-    mode |= max(config.window) >= len_k  # without the mode, upstream drops an edge that lies beyond the keys, whatever the queries
+    mode |= (
+        max(config.window) >= len_k
+    )  # without the mode, upstream drops an edge that lies beyond the keys, whatever the queries
     inputs = draw_inputs(seed, config, batch, len_q, len_k)
 
     def shape(broadcast: tuple[bool, str, bool, bool]) -> tuple[int, ...]:
-        sizes = (batch, {"1": 1, "heads_k": config.heads_k, "heads": config.heads}[broadcast[1]], len_q, len_k)
+        sizes = (
+            batch,
+            {"1": 1, "heads_k": config.heads_k, "heads": config.heads}[broadcast[1]],
+            len_q,
+            len_k,
+        )
         return tuple(1 if one is True else size for one, size in zip(broadcast, sizes, strict=True))
 
     generator = torch.Generator().manual_seed(seed)
@@ -114,8 +133,14 @@ def test_every_shape_stride_and_alignment(
 
 @pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
 @pytest.mark.parametrize("mode", ["off", "deterministic=True", "on"])
-@pytest.mark.parametrize("shape", [(3, 4, 300, 400), (1, 4, 300, 400), (3, 1, 300, 400), (1, 1, 300, 400), (3, 2, 1, 400), (1, 1, 1, 400)], ids=str)
-def test_the_gradient_of_a_bias_is_the_same_in_every_run(machine: Machine, mode: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 4, 300, 400), (1, 4, 300, 400), (3, 1, 300, 400), (1, 1, 300, 400), (3, 2, 1, 400), (1, 1, 1, 400)],
+    ids=str,
+)
+def test_the_gradient_of_a_bias_is_the_same_in_every_run(
+    machine: Machine, mode: str, shape: tuple[int, ...]
+) -> None:
     """Whatever the order of blocks and warps and how many run side by side: sums of several heads, sequences and queries included.
 
     That of q as well, where that is asked for.
@@ -123,13 +148,22 @@ def test_the_gradient_of_a_bias_is_the_same_in_every_run(machine: Machine, mode:
     config = built(heads=4, heads_k=2)
     config.need("split", "bwd")
     q, k, v = (t.requires_grad_() for t in draw_inputs(7, config, 3, 300, 400))
-    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()  # float32: half_t would round orders away
-    mask = torch.rand(3, 4, 3, 4, generator=torch.Generator().manual_seed(2)).repeat_interleave(100, 2).repeat_interleave(100, 3) < 0.5
+    bias = torch.randn(
+        shape, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()  # float32: half_t would round orders away
+    mask = (
+        torch.rand(3, 4, 3, 4, generator=torch.Generator().manual_seed(2))
+        .repeat_interleave(100, 2)
+        .repeat_interleave(100, 3)
+        < 0.5
+    )
     results = []
     for order, resident in [(0, 1), (1, 48), (2, 24), (3, 7)]:
         machine.set(order=order, resident=resident)
         with deterministic_mode(mode == "on", 256):
-            out = flash_attn_func(q, k, v, attn_mask=mask, attn_bias=bias, deterministic=mode == "deterministic=True")
+            out = flash_attn_func(
+                q, k, v, attn_mask=mask, attn_bias=bias, deterministic=mode == "deterministic=True"
+            )
             results.append(torch.autograd.grad(out, (bias, q), torch.ones_like(out)))
     for dbias, dq in results[1:]:
         assert_same_bits(dbias, results[0][0], "dbias")
@@ -147,7 +181,9 @@ def test_the_gradient_of_a_bias_that_many_sequences_share() -> None:
     leaves = [*(t.requires_grad_() for t in draw_inputs(3, config, 300, 2, 9)), bias]
     upstream = torch.randn(leaves[0].shape, generator=generator).to(HALF)
     gradients = torch.autograd.grad(flash_attn_func(*leaves[:3], attn_bias=bias), leaves, upstream)
-    exact, plain = (by_definition(config, dtype, leaves, None, upstream)[1] for dtype in (torch.float64, HALF))
+    exact, plain = (
+        by_definition(config, dtype, leaves, None, upstream)[1] for dtype in (torch.float64, HALF)
+    )
     for name, got, right, other in zip(("dq", "dk", "dv", "dbias"), gradients, exact, plain, strict=True):
         assert_close(name, got, right, other)
 
@@ -155,7 +191,11 @@ def test_the_gradient_of_a_bias_that_many_sequences_share() -> None:
 @pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["rows", "shared rows", "a row each", "a row"])
-@pytest.mark.parametrize("lengths", [[(130, 300), (1, 20), (70, 70), (0, 9)], [(1, 40), (1, 5), (1, 300), (1, 20)]], ids=["queries", "one query"])
+@pytest.mark.parametrize(
+    "lengths",
+    [[(130, 300), (1, 20), (70, 70), (0, 9)], [(1, 40), (1, 5), (1, 300), (1, 20)]],
+    ids=["queries", "one query"],
+)
 def test_packed_sequences(heads: int, kind: str, lengths: list[tuple[int, int]]) -> None:
     """(heads, total_q or 1, keys), and (batch or 1, heads, 1, keys)."""
     config = built(heads=4, heads_k=2, causal=True)
@@ -173,13 +213,30 @@ def test_packed_sequences(heads: int, kind: str, lengths: list[tuple[int, int]])
     mask = torch.rand(shape, generator=draw.generator) < 0.7
     packed = [torch.cat([getattr(s, name) for s in sequences]).requires_grad_() for name in "qkv"]
     upstream = torch.randn(packed[0].shape, generator=draw.generator).to(HALF)
-    starts = [torch.tensor([0, *(len(getattr(s, name)) for s in sequences)]).cumsum(0).to(torch.int32) for name in "qk"]
-    out = flash_attn_varlen_func(*packed, *starts, max(len(s.q) for s in sequences), longest, attn_mask=mask, attn_bias=bias, causal=True)
+    starts = [
+        torch.tensor([0, *(len(getattr(s, name)) for s in sequences)]).cumsum(0).to(torch.int32)
+        for name in "qk"
+    ]
+    out = flash_attn_varlen_func(
+        *packed,
+        *starts,
+        max(len(s.q) for s in sequences),
+        longest,
+        attn_mask=mask,
+        attn_bias=bias,
+        causal=True,
+    )
     gradients = torch.autograd.grad(out, (*packed, bias), upstream)
 
     def of_sequence(tensor: Tensor, n: int, repeat: bool = True) -> Tensor:
         rows = slice(int(starts[0][n]), int(starts[0][n + 1]))
-        own = tensor[n % tensor.shape[0]] if tensor.dim() == 4 else tensor[:, rows] if tensor.shape[1] > 1 else tensor
+        own = (
+            tensor[n % tensor.shape[0]]
+            if tensor.dim() == 4
+            else tensor[:, rows]
+            if tensor.shape[1] > 1
+            else tensor
+        )
         own = own[..., : len(sequences[n].k)].expand(-1, len(sequences[n].q), -1)
         return own.repeat_interleave(4 // heads, 0)
 
@@ -189,7 +246,10 @@ def test_packed_sequences(heads: int, kind: str, lengths: list[tuple[int, int]])
             reference(
                 config,
                 Sequence(
-                    *(t[int(s[n]) : int(s[n + 1])] for t, s in zip(leaves[:3], (starts[0], starts[1], starts[1]), strict=True)),
+                    *(
+                        t[int(s[n]) : int(s[n + 1])]
+                        for t, s in zip(leaves[:3], (starts[0], starts[1], starts[1]), strict=True)
+                    ),
                     of_sequence(mask, n),
                     of_sequence(leaves[3], n),
                 ),
@@ -233,7 +293,9 @@ def test_gradients_of_calls_that_share_a_kernel_leave_its_limit_of_shared_memory
 @pytest.mark.parametrize("options", [{"softmax_scale": 1.0}, {"softcap": 30.0}, {}], ids=str)
 @pytest.mark.parametrize("hidden", [44, 270])
 @pytest.mark.parametrize("dtype", [HALF_NAME, "fp32"])
-def test_large_negative_biases_hide_as_a_mask_does(value: float, options: dict[str, float], hidden: int, dtype: str) -> None:
+def test_large_negative_biases_hide_as_a_mask_does(
+    value: float, options: dict[str, float], hidden: int, dtype: str
+) -> None:
     """Padding comes last and is visited first: the scores that all rows begin with are such."""
     config = built(heads=2, heads_k=2)
     config.need("split")
@@ -242,10 +304,16 @@ def test_large_negative_biases_hide_as_a_mask_does(value: float, options: dict[s
     bias = torch.where(seen, 0.0, value).to(DTYPES[dtype])
     for mode in (False, True):
         with deterministic_mode(mode, 256):
-            out, expected = flash_attn_func(q, k, v, attn_bias=bias, **options), flash_attn_func(q, k, v, attn_mask=seen, **options)
+            out, expected = (
+                flash_attn_func(q, k, v, attn_bias=bias, **options),
+                flash_attn_func(q, k, v, attn_mask=seen, **options),
+            )
             assert_close("out", out, expected.double(), expected)
             if WITH_BACKWARD:
-                for got, right in zip(*(torch.autograd.grad(o, (q, k, v), torch.ones_like(o)) for o in (out, expected)), strict=True):
+                for got, right in zip(
+                    *(torch.autograd.grad(o, (q, k, v), torch.ones_like(o)) for o in (out, expected)),
+                    strict=True,
+                ):
                     assert_close("gradient", got, right.double(), right)
 
 
@@ -294,7 +362,9 @@ def test_tiles_that_a_mask_hides_are_not_computed(machine: Machine, kind: str) -
 
 @pytest.mark.parametrize("queries", [1, 64, 256])
 @pytest.mark.parametrize("kind", ["simple", "own mask", "slopes"])
-def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(machine: Machine, kind: str, queries: int) -> None:
+def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(
+    machine: Machine, kind: str, queries: int
+) -> None:
     """Calls that fill the GPU have 128 rows in a thread block, if they have so many; one multiprocessor is soon full.
 
     Simple calls have the standard kernel for that, others up to head dim 64 a split kernel.
@@ -314,7 +384,11 @@ def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(machine: 
             results.append(flash_attn_func(q, k, v, **own, **config.kwargs()))
         counts.append(machine.instructions - before)
     assert_same_bits(results[0], results[1], "128 rows, 64 rows")
-    assert counts[0] < 0.95 * counts[1] if (DIM <= 64 or kind == "simple") and queries > 64 else counts[0] == counts[1], counts
+    assert (
+        counts[0] < 0.95 * counts[1]
+        if (DIM <= 64 or kind == "simple") and queries > 64
+        else counts[0] == counts[1]
+    ), counts
     assert kind != "simple" or queries <= 64 or counts[0] < 0.8 * counts[1]
 
 
@@ -325,10 +399,14 @@ def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(machine: 
     st.integers(1, 300),
     st.sampled_from(["mask", "bias", "both"]),
     st.booleans(),
-    st.sampled_from([0, 256, 2048] if DIM <= 64 else [256, 2048]),  # with the mode off, steps of the softmax differ above 64
+    st.sampled_from(
+        [0, 256, 2048] if DIM <= 64 else [256, 2048]
+    ),  # with the mode off, steps of the softmax differ above 64
     st.integers(0, 2**31),
 )
-def test_simple_calls_have_the_bits_of_others(tiles: list[str], short: int, len_q: int, kind: str, causal: bool, split_size: int, seed: int) -> None:
+def test_simple_calls_have_the_bits_of_others(
+    tiles: list[str], short: int, len_q: int, kind: str, causal: bool, split_size: int, seed: int
+) -> None:
     """A mask that all queries share, and a bias whose rows lie in pieces of sixteen bytes: kernels that ask for little, and those for all calls."""
     config = built(heads=2, heads_k=1, causal=causal)
     config.need("fwd", "split")
@@ -338,7 +416,9 @@ def test_simple_calls_have_the_bits_of_others(tiles: list[str], short: int, len_
     q, k, v = (t.requires_grad_() for t in draw_inputs(seed, config, 2, len_q, len_k))
     own = {}
     if kind != "bias":
-        share = torch.tensor([{"seen": 1.0, "hidden": 0.0, "in part": 0.5}[tile] for tile in tiles]).repeat_interleave(128)[:len_k]
+        share = torch.tensor(
+            [{"seen": 1.0, "hidden": 0.0, "in part": 0.5}[tile] for tile in tiles]
+        ).repeat_interleave(128)[:len_k]
         own["attn_mask"] = torch.rand(2, 1, 1, len_k, generator=generator) < share
     if kind != "mask":
         bias = torch.randn(1, 2, len_q, len_k + -len_k % 8, generator=generator).to(HALF)
@@ -359,7 +439,9 @@ def test_simple_calls_have_the_bits_of_others(tiles: list[str], short: int, len_
     st.sampled_from([{}, {"causal": True}, {"window_size": (300, 0)}]),
     st.booleans(),
 )
-def test_a_mask_that_all_queries_share_has_the_bits_of_one_written_out(tiles: list[bool], short: int, options: dict[str, Any], mode: bool) -> None:
+def test_a_mask_that_all_queries_share_has_the_bits_of_one_written_out(
+    tiles: list[bool], short: int, options: dict[str, Any], mode: bool
+) -> None:
     """Kernels look ahead in the one, and agree on each tile of the other at a barrier."""
     config = built(heads=1, heads_k=1)
     config.need("split")
@@ -379,7 +461,9 @@ def test_a_mask_that_all_queries_share_has_the_bits_of_one_written_out(tiles: li
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32])
 @pytest.mark.parametrize("processors", [1, 132])
-def test_a_bias_has_the_same_bits_from_any_byte_on(machine: Machine, processors: int, dtype: torch.dtype) -> None:
+def test_a_bias_has_the_same_bits_from_any_byte_on(
+    machine: Machine, processors: int, dtype: torch.dtype
+) -> None:
     """Rows that all begin with a piece of 16 bytes, anywhere in one, and whose keys do not follow each other, which are read one by one."""
     config = built(heads=2, heads_k=2)
     config.need("split")
@@ -457,7 +541,10 @@ def test_a_query_without_keys_has_zeros_and_finite_gradients() -> None:
 def test_views_are_kept_for_gradients_as_views() -> None:
     q, k, v = (t.requires_grad_() for t in draw_inputs(3, built(heads=2, heads_k=2), 2, 60, 80))
     built().need("split")
-    own = {"attn_mask": mask(2, 1, 1, 80).expand(2, 2, 60, 80), "attn_bias": torch.zeros(1, 1, 60, 1).to(HALF).expand(2, 2, 60, 80)}
+    own = {
+        "attn_mask": mask(2, 1, 1, 80).expand(2, 2, 60, 80),
+        "attn_bias": torch.zeros(1, 1, 60, 1).to(HALF).expand(2, 2, 60, 80),
+    }
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         flash_attn_func(q, k, v, **own)
@@ -477,8 +564,16 @@ def test_packed_forms_are_the_plain_ones() -> None:
     rows = {name: t.expand(2, 2, 90, 90).transpose(0, 1).reshape(2, 180, 90) for name, t in own.items()}
     flat = [t.reshape(180, 2, DIM) for t in (q, k, v)]
     expected = flash_attn_varlen_func(*flat, starts, starts, 90, 90, **rows)
-    assert_same_bits(flash_attn_varlen_qkvpacked_func(torch.stack(flat, 1), starts, 90, **rows), expected, "varlen_qkvpacked")
-    assert_same_bits(flash_attn_varlen_kvpacked_func(flat[0], torch.stack(flat[1:], 1), starts, starts, 90, 90, **rows), expected, "varlen_kvpacked")
+    assert_same_bits(
+        flash_attn_varlen_qkvpacked_func(torch.stack(flat, 1), starts, 90, **rows),
+        expected,
+        "varlen_qkvpacked",
+    )
+    assert_same_bits(
+        flash_attn_varlen_kvpacked_func(flat[0], torch.stack(flat[1:], 1), starts, starts, 90, 90, **rows),
+        expected,
+        "varlen_kvpacked",
+    )
 
 
 def call(**own: Any) -> None:
@@ -526,16 +621,38 @@ OTHER_HALF, OTHER_DTYPE = {
     [
         (call, {"attn_mask": mask(2, 4, 5, 6)}, ValueError, rf"attn_mask has shape \[2, 4, 5, 6\]; {DENSE}"),
         (call, {"attn_mask": mask(3, 5, 7)}, ValueError, DENSE),
-        (call_equal_heads, {"attn_mask": mask(3, 5, 7)}, ValueError, r"allowed is \(2 or 1, 2 or 1, 5 or 1, 7 or 1\)"),
+        (
+            call_equal_heads,
+            {"attn_mask": mask(3, 5, 7)},
+            ValueError,
+            r"allowed is \(2 or 1, 2 or 1, 5 or 1, 7 or 1\)",
+        ),
         (call, {"attn_mask": mask(1, 2, 4, 5, 7)}, ValueError, DENSE),
         (call, {"attn_bias": torch.tensor(1.0).to(HALF)}, ValueError, DENSE),
         (call, {"attn_mask": torch.ones(5, 7)}, TypeError, "attn_mask has dtype Float; allowed is Bool"),
         (call, {"attn_bias": torch.ones(5, 7).to(OTHER_HALF)}, TypeError, OTHER_DTYPE),
         (call, {"attn_bias": torch.ones(5, 7, dtype=torch.int32)}, TypeError, "attn_bias has dtype Int"),
-        (call, {"attn_mask": mask(5, 7), "dropout_p": 0.1}, NotImplementedError, "do not go with dropout_p > 0"),
+        (
+            call,
+            {"attn_mask": mask(5, 7), "dropout_p": 0.1},
+            NotImplementedError,
+            "do not go with dropout_p > 0",
+        ),
         (call, {"attn_bias": torch.ones(5, 7), "softmax_scale": 0.0}, ValueError, "softmax_scale=0"),
-        pytest.param(call, small | {"softmax_scale": 1e-6}, ValueError, "of dtype Half does not go with softmax_scale=1e-06; Float does", marks=fp16),
-        pytest.param(call, small | {"softcap": 1e-6}, ValueError, "of dtype Half does not go with softcap=1e-06; Float does", marks=fp16),
+        pytest.param(
+            call,
+            small | {"softmax_scale": 1e-6},
+            ValueError,
+            "of dtype Half does not go with softmax_scale=1e-06; Float does",
+            marks=fp16,
+        ),
+        pytest.param(
+            call,
+            small | {"softcap": 1e-6},
+            ValueError,
+            "of dtype Half does not go with softcap=1e-06; Float does",
+            marks=fp16,
+        ),
         (
             call_packed,
             {"attn_mask": mask(2, 4, 5, 7)},
@@ -552,7 +669,9 @@ OTHER_HALF, OTHER_DTYPE = {
         ),
     ],
 )
-def test_what_does_not_fit_is_named(call: Any, own: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_what_does_not_fit_is_named(
+    call: Any, own: dict[str, Any], error: type[Exception], message: str
+) -> None:
     built().need("split")
     with pytest.raises(error, match=message):
         call(**own)
@@ -567,7 +686,9 @@ def test_what_does_not_fit_is_named(call: Any, own: dict[str, Any], error: type[
     st.sampled_from([1, 132]),
     st.integers(0, 2**31),
 )
-def test_a_mask_and_a_bias_of_nothing_change_no_bit(config: Config, new: int, before: int, keys: str, processors: int, seed: int) -> None:
+def test_a_mask_and_a_bias_of_nothing_change_no_bit(
+    config: Config, new: int, before: int, keys: str, processors: int, seed: int
+) -> None:
     """Kernels of their own ask at run time what others are compiled for: keys to append, softcap, slopes; and rotary embeddings."""
     config.need("split")
     sequence = Draw(seed).sequence(config, new, before + new)
@@ -575,17 +696,29 @@ def test_a_mask_and_a_bias_of_nothing_change_no_bit(config: Config, new: int, be
     angles = torch.outer(torch.arange(capacity), 0.7 ** torch.arange(DIM // 4)).float()
     options: dict[str, Any] = {"cache_seqlens": torch.tensor([held], dtype=torch.int32), **config.kwargs()}
     if "rotated" in keys:
-        options |= {"rotary_cos": angles.cos().to(HALF), "rotary_sin": angles.sin().to(HALF), "rotary_interleaved": "pairs" in keys}
-    nothing = {"attn_mask": torch.ones(capacity, dtype=torch.bool), "attn_bias": torch.zeros(1).expand(1, new, capacity)}
+        options |= {
+            "rotary_cos": angles.cos().to(HALF),
+            "rotary_sin": angles.sin().to(HALF),
+            "rotary_interleaved": "pairs" in keys,
+        }
+    nothing = {
+        "attn_mask": torch.ones(capacity, dtype=torch.bool),
+        "attn_bias": torch.zeros(1).expand(1, new, capacity),
+    }
     found = []
     for own in ({}, nothing):
-        caches = tuple(torch.full((1, capacity, *known.shape[1:]), math.nan).to(known.dtype) for known in (sequence.k, sequence.v))
+        caches = tuple(
+            torch.full((1, capacity, *known.shape[1:]), math.nan).to(known.dtype)
+            for known in (sequence.k, sequence.v)
+        )
         for buffer, known in zip(caches, (sequence.k, sequence.v), strict=True):
             buffer[0, :held] = known[:held]
         fresh = (sequence.k[None, held:], sequence.v[None, held:]) if keys else ()
         MACHINE.set(processors, order=seed % 100)
         with deterministic_mode(split_size=256):
-            out, lse = flash_attn_with_kvcache(sequence.q[None], *caches, *fresh, return_softmax_lse=True, **options, **own)
+            out, lse = flash_attn_with_kvcache(
+                sequence.q[None], *caches, *fresh, return_softmax_lse=True, **options, **own
+            )
         found.append((Rows(out[0], lse[0]), torch.cat(caches)[:, : before + new]))
     found[1][0].assert_same(found[0][0], "with a mask and a bias of nothing")
     assert_same_bits(found[1][1], found[0][1], "keys and values in the cache")
@@ -604,7 +737,11 @@ def test_a_call_says_so_where_mask_and_bias_were_left_out() -> None:
     own = {"attn_mask": mask(20, 300)}
     if flash_attn_2_cuda.has_attn_bias:
         with deterministic_mode(split_size=256):
-            assert_same_bits(flash_attn_func(*inputs, **config.kwargs(), **own)[0], rows.out, "with a mask that hides nothing")
+            assert_same_bits(
+                flash_attn_func(*inputs, **config.kwargs(), **own)[0],
+                rows.out,
+                "with a mask that hides nothing",
+            )
     else:
         with pytest.raises(NotImplementedError, match="this wheel was built without attn_mask and attn_bias"):
             flash_attn_func(*inputs, causal=True, **own)
@@ -632,4 +769,6 @@ def test_a_bias_alone_may_require_a_gradient() -> None:
     (gradient,) = torch.autograd.grad(flash_attn_func(q, k, v, attn_bias=bias).float().pow(2).sum(), bias)
     assert gradient.shape == bias.shape
     assert gradient.abs().sum() > 0
-    assert gradient.sum(-1).abs().max() < 2 * torch.finfo(HALF).eps  # adding to all keys of a query changes nothing
+    assert (
+        gradient.sum(-1).abs().max() < 2 * torch.finfo(HALF).eps
+    )  # adding to all keys of a query changes nothing

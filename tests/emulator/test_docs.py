@@ -19,7 +19,9 @@ def test_the_examples_of_masks() -> None:
     assert len(blocks) == 8
     names: dict[str, object] = {}
     for block in blocks:
-        code = block.replace('device="cuda"', 'device="cpu"').replace("D = 2, 4, 512, 64", f"D = 2, 4, 512, {DIM}")
+        code = block.replace('device="cuda"', 'device="cpu"').replace(
+            "D = 2, 4, 512, 64", f"D = 2, 4, 512, {DIM}"
+        )
         code = code if HALF_NAME == "fp16" else code.replace("torch.float16", "torch.bfloat16")
         exec(compile(code, str(DOCS), "exec"), names)  # noqa: S102 - our own documentation
     assert names["out"].shape == (2, 1, 4, DIM)  # type: ignore[attr-defined]

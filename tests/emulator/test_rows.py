@@ -37,7 +37,11 @@ BLOCK = 128 if DIM <= 128 else 64
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
     causal = draw(st.booleans())
-    window = (-1, -1) if causal else draw(st.sampled_from([(-1, -1), (-1, -1), (40, 0), (300, 20), (-1, 30), (200, -1)]))
+    window = (
+        (-1, -1)
+        if causal
+        else draw(st.sampled_from([(-1, -1), (-1, -1), (40, 0), (300, 20), (-1, 30), (200, -1)]))
+    )
     heads, heads_k = draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (4, 1)]))
     return built(
         head_dim=draw(st.sampled_from([DIM, DIM, DIM - 8])),
@@ -66,7 +70,14 @@ def on(machine: tuple[int, int]) -> None:
 @problems(15)
 @given(configs(), lengths_q, lengths_k, splits, seeds, machines, st.integers(1, 3), st.data())
 def test_a_row_is_the_same_alone_and_in_a_batch(
-    config: Config, len_q: int, len_k: int, split: int, seed: int, machine: tuple[int, int], batch: int, data: st.DataObject
+    config: Config,
+    len_q: int,
+    len_k: int,
+    split: int,
+    seed: int,
+    machine: tuple[int, int],
+    batch: int,
+    data: st.DataObject,
 ) -> None:
     config.need("split")
     draw = Draw(seed)
@@ -80,7 +91,16 @@ def test_a_row_is_the_same_alone_and_in_a_batch(
 
 
 @problems(15)
-@given(configs(), lengths_q, lengths_k, splits, seeds, machines, st.lists(st.tuples(st.integers(0, 70), st.integers(0, 700)), max_size=3), st.data())
+@given(
+    configs(),
+    lengths_q,
+    lengths_k,
+    splits,
+    seeds,
+    machines,
+    st.lists(st.tuples(st.integers(0, 70), st.integers(0, 700)), max_size=3),
+    st.data(),
+)
 def test_a_row_is_the_same_in_every_layout(
     config: Config,
     len_q: int,
@@ -110,7 +130,9 @@ def test_a_row_is_the_same_in_every_layout(
 
 @problems(15)
 @given(configs(), st.integers(2, 140), lengths_k, splits, seeds, st.lists(st.integers(1, 139), max_size=3))
-def test_a_row_is_the_same_in_pieces(config: Config, len_q: int, more: int, split: int, seed: int, cuts: list[int]) -> None:
+def test_a_row_is_the_same_in_pieces(
+    config: Config, len_q: int, more: int, split: int, seed: int, cuts: list[int]
+) -> None:
     """Chunked prefill, and the last row alone, as in decode. Only where rows do not look ahead."""
     config.need("split")
     if not config.causal and config.window[1] != 0:
@@ -121,16 +143,23 @@ def test_a_row_is_the_same_in_pieces(config: Config, len_q: int, more: int, spli
     with deterministic_mode(split_size=split):
         whole = dense(config, [sequence])
         parts = [dense(config, [sequence.rows(a, b)]) for a, b in itertools.pairwise(edges)]
-    Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1)).assert_same(whole, f"cut at {edges}")
+    Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1)).assert_same(
+        whole, f"cut at {edges}"
+    )
 
 
 @problems(15)
 @given(configs(), lengths_q, st.integers(1, 500), splits, seeds)
-def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int, before: int, split: int, seed: int) -> None:
+def test_appended_keys_give_the_rows_of_a_dense_call(
+    config: Config, len_q: int, before: int, split: int, seed: int
+) -> None:
     config = Config(**{**config.__dict__, "causal": True, "window": (-1, -1)})
     config.need("split")
     sequence = Draw(seed).sequence(config, len_q, before + len_q)
-    buffers = [torch.full((1, before + len_q + 50, config.heads_k, config.head_dim), math.nan, dtype=HALF) for _ in range(2)]
+    buffers = [
+        torch.full((1, before + len_q + 50, config.heads_k, config.head_dim), math.nan, dtype=HALF)
+        for _ in range(2)
+    ]
     for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
         buffer[0, :before] = known[:before]
     with deterministic_mode(split_size=split):
@@ -138,7 +167,15 @@ def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int,
         new = (t[None, before:].contiguous() for t in (sequence.k, sequence.v))
         length = torch.tensor([before], dtype=torch.int32)
         own = extras([sequence], buffers[0].shape[1])
-        out, lse = flash_attn_with_kvcache(sequence.q[None], *buffers, *new, cache_seqlens=length, return_softmax_lse=True, **config.kwargs(), **own)
+        out, lse = flash_attn_with_kvcache(
+            sequence.q[None],
+            *buffers,
+            *new,
+            cache_seqlens=length,
+            return_softmax_lse=True,
+            **config.kwargs(),
+            **own,
+        )
     Rows(out[0], lse[0]).assert_same(expected, "appended")
     for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
         assert torch.equal(buffer[0, : before + len_q], known)
@@ -157,10 +194,20 @@ def test_appended_keys_give_the_rows_of_a_dense_call(config: Config, len_q: int,
     st.sampled_from([0, 1]),
 )
 def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
-    config: Config, new: int, before: list[int], split: int, seed: int, machine: tuple[int, int], interleaved: bool, slack: int, first: int
+    config: Config,
+    new: int,
+    before: list[int],
+    split: int,
+    seed: int,
+    machine: tuple[int, int],
+    interleaved: bool,
+    slack: int,
+    first: int,
 ) -> None:
     """New keys and queries are rotated by their position and appended: all at once, among strangers, and token by token."""
-    config = Config(**{**config.__dict__, "head_dim": DIM, "causal": True, "window": (-1, -1), "mask": False, "bias": ""})
+    config = Config(
+        **{**config.__dict__, "head_dim": DIM, "causal": True, "window": (-1, -1), "mask": False, "bias": ""}
+    )
     config.need("split")
     draw = Draw(seed)
     sequences = [draw.sequence(config, new, length + new) for length in before]
@@ -174,7 +221,9 @@ def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
 
 @problems(15)
 @given(configs(), lengths_q, lengths_k, seeds, machines)
-def test_stock_is_accurate_with_the_mode_off(config: Config, len_q: int, len_k: int, seed: int, machine: tuple[int, int]) -> None:
+def test_stock_is_accurate_with_the_mode_off(
+    config: Config, len_q: int, len_k: int, seed: int, machine: tuple[int, int]
+) -> None:
     config.need("fwd", "split")
     on(machine)
     sequence = Draw(seed).sequence(config, len_q, len_k)
@@ -197,7 +246,9 @@ def test_hidden_garbage_and_poisoned_slots_change_nothing() -> None:
     config.need("split")
     sequence = Draw(2).sequence(config, 33, 300)
     with deterministic_mode(split_size=BLOCK):
-        results = [cache(config, [sequence], 400, poison=value) for value in (0.0, 60000.0, math.nan, math.inf)]
+        results = [
+            cache(config, [sequence], 400, poison=value) for value in (0.0, 60000.0, math.nan, math.inf)
+        ]
     for result in results[1:]:
         result.assert_same(results[0], "unused slots of the cache")
 
@@ -211,7 +262,15 @@ def test_a_full_cache_is_not_written_past_its_end(where: str, capacity: int) -> 
     q, k = torch.randn(2, 4, 1, DIM).to(HALF), torch.randn(2, capacity, 1, DIM).to(HALF)
     before = k.clone()
     with deterministic_mode(split_size=BLOCK), route(where):
-        out = flash_attn_with_kvcache(q, k, k.clone(), q, q, cache_seqlens=torch.tensor([capacity, capacity - 4], dtype=torch.int32), causal=True)
+        out = flash_attn_with_kvcache(
+            q,
+            k,
+            k.clone(),
+            q,
+            q,
+            cache_seqlens=torch.tensor([capacity, capacity - 4], dtype=torch.int32),
+            causal=True,
+        )
     assert torch.equal(k[0], before[0])
     assert torch.equal(k[1, :-4], before[1, :-4])
     assert torch.equal(k[1, -4:], q[1])
@@ -229,7 +288,14 @@ def test_a_cache_that_ends_within_a_block_is_not_written_past_its_end(where: str
     before, v, room = k.clone(), k.clone(), 300 - filled
     with deterministic_mode(split_size=BLOCK), route(where):
         out, lse = flash_attn_with_kvcache(
-            q, k, v, q, q, cache_seqlens=torch.tensor([filled, 100], dtype=torch.int32), causal=True, return_softmax_lse=True
+            q,
+            k,
+            v,
+            q,
+            q,
+            cache_seqlens=torch.tensor([filled, 100], dtype=torch.int32),
+            causal=True,
+            return_softmax_lse=True,
         )
     for cached in (k, v):
         assert torch.equal(cached[0], torch.cat([before[0, :filled], q[0, :room]]))
@@ -250,7 +316,17 @@ def test_no_rotation_is_read_past_the_end_of_its_table(causal: bool, filled: int
     angles = torch.randn(300, 16)
     lengths = torch.tensor([filled, 100], dtype=torch.int32)
     with deterministic_mode(split_size=BLOCK):
-        out = flash_attn_with_kvcache(q, cache, cache.clone(), q, q, angles.cos().to(HALF), angles.sin().to(HALF), lengths, causal=causal)
+        out = flash_attn_with_kvcache(
+            q,
+            cache,
+            cache.clone(),
+            q,
+            q,
+            angles.cos().to(HALF),
+            angles.sin().to(HALF),
+            lengths,
+            causal=causal,
+        )
     fit = max(0, 300 - filled) if causal else 0
     assert out[0, :fit].isfinite().all()
     assert out[0, fit:].isnan().all()
@@ -260,7 +336,9 @@ def test_no_rotation_is_read_past_the_end_of_its_table(causal: bool, filled: int
 @pytest.mark.parametrize("where", ROUTES)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_rows_that_need_keys_past_the_length_that_a_call_names_are_nan(where: str, masked: bool, causal: bool) -> None:
+def test_rows_that_need_keys_past_the_length_that_a_call_names_are_nan(
+    where: str, masked: bool, causal: bool
+) -> None:
     config = built(heads=1, heads_k=1, causal=causal, mask=masked)
     config.need("split")
     q, k = torch.randn(70, 1, DIM).to(HALF), torch.randn(120, 1, DIM).to(HALF)
@@ -279,14 +357,18 @@ def test_rows_that_need_keys_past_the_length_that_a_call_names_are_nan(where: st
 @pytest.mark.parametrize("where", ROUTES)
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("causal", [False, True])
-def test_rows_past_the_number_of_queries_that_a_call_names_are_nan(where: str, heads: int, causal: bool) -> None:
+def test_rows_past_the_number_of_queries_that_a_call_names_are_nan(
+    where: str, heads: int, causal: bool
+) -> None:
     """And the others are theirs: one query of each sequence is named, and with it upstream takes causal for no difference."""
     config = built(heads=heads, heads_k=1, causal=causal)
     config.need("split")
     q, k = torch.randn(5, heads, DIM).to(HALF), torch.randn(40, 1, DIM).to(HALF)
     starts = [torch.tensor(places, dtype=torch.int32) for places in ([0, 3, 5], [0, 20, 40])]
     with deterministic_mode(split_size=BLOCK), route(where):
-        full, short = (flash_attn_varlen_func(q, k, k, *starts, longest, 20, causal=causal) for longest in (3, 1))
+        full, short = (
+            flash_attn_varlen_func(q, k, k, *starts, longest, 20, causal=causal) for longest in (3, 1)
+        )
     assert torch.equal(short[[0, 3]].view(torch.int16), full[[0, 3]].view(torch.int16))
     assert short[[1, 2, 4]].isnan().all()
 
@@ -299,7 +381,10 @@ def test_one_query_a_sequence_at_most_with_grouped_heads() -> None:
     starts = [torch.tensor(places, dtype=torch.int32) for places in ([0, 1, 1, 2], [0, 30, 40, 90])]
     with deterministic_mode(split_size=BLOCK):
         out = flash_attn_varlen_func(q, k, k, *starts, 1, 50)
-        alone = [flash_attn_func(q[None, i : i + 1], part[None], part[None]) for i, part in enumerate((k[:30], k[40:]))]
+        alone = [
+            flash_attn_func(q[None, i : i + 1], part[None], part[None])
+            for i, part in enumerate((k[:30], k[40:]))
+        ]
     assert torch.equal(out.view(torch.int16), torch.cat([rows[0] for rows in alone]).view(torch.int16))
 
 
@@ -318,7 +403,9 @@ def test_nothing_is_read_past_the_end_of_a_cache(where: str) -> None:
 
 @pytest.mark.parametrize("where", ROUTES)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("capacity", "length"), [(300, 301), (300, 302), (300, 380), (96, 97), (96, 1000), (256, 257)])
+@pytest.mark.parametrize(
+    ("capacity", "length"), [(300, 301), (300, 302), (300, 380), (96, 97), (96, 1000), (256, 257)]
+)
 def test_a_cache_ends_where_it_ends(capacity: int, length: int, causal: bool, where: str) -> None:
     config = built(heads=1, heads_k=1, causal=causal)
     config.need("split")
@@ -343,25 +430,37 @@ def test_rotary_tables_end_where_they_end(filled: int, new: int, queries: int) -
 
 @pytest.mark.parametrize("where", ["in one thread block", "apart"])
 @pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize(("before", "window"), [(0, 16), (100, 0), (5, 2 * BLOCK - 1), (5, 2 * BLOCK), (5, 2 * BLOCK + 1)])
+@pytest.mark.parametrize(
+    ("before", "window"), [(0, 16), (100, 0), (5, 2 * BLOCK - 1), (5, 2 * BLOCK), (5, 2 * BLOCK + 1)]
+)
 @pytest.mark.parametrize(("queries", "paged"), [(1, False), (70, True)])
-def test_new_keys_that_no_window_reaches_are_appended(queries: int, paged: bool, before: int, window: int, mask: bool, where: str) -> None:
+def test_new_keys_that_no_window_reaches_are_appended(
+    queries: int, paged: bool, before: int, window: int, mask: bool, where: str
+) -> None:
     config = built(heads=2, heads_k=1, window=(window, 0), mask=mask)
     config.need("split")
-    assert_that_all_new_keys_are_appended(config, before, 4 * BLOCK - before, where, BLOCK, queries, paged=paged)
+    assert_that_all_new_keys_are_appended(
+        config, before, 4 * BLOCK - before, where, BLOCK, queries, paged=paged
+    )
 
 
 @pytest.mark.parametrize("queries", [1, 70])
-def test_new_keys_that_no_window_reaches_are_appended_with_the_mode_off(machine: Machine, queries: int) -> None:
+def test_new_keys_that_no_window_reaches_are_appended_with_the_mode_off(
+    machine: Machine, queries: int
+) -> None:
     config = built(heads=2, heads_k=1, window=(16, 0))
     config.need("split")
     for processors in (1, 132):  # in one thread block, and in splits
         machine.set(processors=processors)
-        assert_that_all_new_keys_are_appended(config, 5, 4 * BLOCK - 5, "as the GPU is filled", BLOCK, queries, mode=False)
+        assert_that_all_new_keys_are_appended(
+            config, 5, 4 * BLOCK - 5, "as the GPU is filled", BLOCK, queries, mode=False
+        )
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("where", "mode"), [("in one thread block", True), ("apart", True), ("as the GPU is filled", False)])
+@pytest.mark.parametrize(
+    ("where", "mode"), [("in one thread block", True), ("apart", True), ("as the GPU is filled", False)]
+)
 def test_a_cache_s_tokens_may_lie_far_apart(where: str, mode: bool, causal: bool) -> None:
     config = built(heads=1, heads_k=1, causal=causal)
     config.need("split")
@@ -373,7 +472,10 @@ def test_the_emulator_finds_a_read_outside_an_allocation() -> None:
     config = built(heads=1, heads_k=1)
     config.need("split")
     q, k = torch.randn(4, 1, DIM).to(HALF), torch.randn(300, 1, DIM).to(HALF)
-    with deterministic_mode(split_size=BLOCK), pytest.raises(RuntimeError, match="read of 16 bytes outside any allocation"):
+    with (
+        deterministic_mode(split_size=BLOCK),
+        pytest.raises(RuntimeError, match="read of 16 bytes outside any allocation"),
+    ):
         flash_attn_varlen_func(q, k, k, starts(4), starts(380), 4, 380)
 
 
@@ -470,7 +572,15 @@ def test_the_number_of_processors_decides_where(machine: Machine) -> None:
 
 
 @problems(15)
-@given(configs(), lengths_q, st.integers(1, 2000), splits, seeds, st.sampled_from([0, 0, -900]), st.sampled_from([0, 0, -40]))
+@given(
+    configs(),
+    lengths_q,
+    st.integers(1, 2000),
+    splits,
+    seeds,
+    st.sampled_from([0, 0, -900]),
+    st.sampled_from([0, 0, -40]),
+)
 def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(
     config: Config, len_q: int, len_k: int, split: int, seed: int, slack: int, slack_q: int
 ) -> None:
@@ -482,14 +592,33 @@ def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(
     results = []
     for where in ROUTES:
         with deterministic_mode(split_size=split), route(where):
-            results.append([varlen(config, sequences, i, slack=max(slack, 1 - longest_k), slack_q=max(slack_q, 1 - longest_q)) for i in (0, 1)])
+            results.append(
+                [
+                    varlen(
+                        config,
+                        sequences,
+                        i,
+                        slack=max(slack, 1 - longest_k),
+                        slack_q=max(slack_q, 1 - longest_q),
+                    )
+                    for i in (0, 1)
+                ]
+            )
     for where, others in zip(list(ROUTES)[1:], results[1:], strict=True):
         for one, other in zip(results[0], others, strict=True):
             other.assert_same(one, where)
 
 
 @problems(15)
-@given(configs(), st.integers(1, 3), st.one_of(st.integers(1, 20), st.integers(1, 200)), st.integers(1, 900), splits, seeds, st.integers(1, 10**6))
+@given(
+    configs(),
+    st.integers(1, 3),
+    st.one_of(st.integers(1, 20), st.integers(1, 200)),
+    st.integers(1, 900),
+    splits,
+    seeds,
+    st.integers(1, 10**6),
+)
 def test_slices_of_a_call_have_its_bits_and_share_scratch(
     config: Config, batch: int, len_q: int, len_k: int, split: int, seed: int, budget: int
 ) -> None:
@@ -521,7 +650,9 @@ def test_slices_of_a_call_have_its_bits_and_share_scratch(
     most = batch * heads * -(-rows // 64)
     assert 2 * min(least, most) <= launches <= 2 * most
     inputs = 4 * max(
-        batch * len_q * config.heads * config.head_dim, batch * config.heads * len_q * len_k, batch * len_k * config.heads_k * config.head_dim
+        batch * len_q * config.heads * config.head_dim,
+        batch * config.heads * len_q * len_k,
+        batch * len_k * config.heads_k * config.head_dim,
     )
     assert largest <= max(budget, row * min(rows, 64), inputs)
 
@@ -529,10 +660,21 @@ def test_slices_of_a_call_have_its_bits_and_share_scratch(
 @pytest.mark.parametrize("budget", [1, 70 * 2 * (DIM + 2) * 4])
 @problems(10)
 @given(
-    configs(), st.integers(1, 140), st.integers(1, 700), st.lists(st.tuples(st.integers(0, 140), st.integers(0, 700)), max_size=2), seeds, st.data()
+    configs(),
+    st.integers(1, 140),
+    st.integers(1, 700),
+    st.lists(st.tuples(st.integers(0, 140), st.integers(0, 700)), max_size=2),
+    seeds,
+    st.data(),
 )
 def test_slices_of_every_layout_have_its_bits(
-    budget: int, config: Config, len_q: int, len_k: int, others: list[tuple[int, int]], seed: int, data: st.DataObject
+    budget: int,
+    config: Config,
+    len_q: int,
+    len_k: int,
+    others: list[tuple[int, int]],
+    seed: int,
+    data: st.DataObject,
 ) -> None:
     """Blocks of rows of one head, or more. Also where sequences are shorter than others, and where a call names too few queries."""
     config.need("split")
@@ -547,7 +689,10 @@ def test_slices_of_every_layout_have_its_bits(
     with deterministic_mode(split_size=BLOCK), route("apart"):
         for own_budget in (0, budget):
             with scratch(own_budget):
-                rows = [varlen(config, packed, place, slack_q=slack_q), cache(config, cached, max(len(s.k) for s in cached) + 9)]
+                rows = [
+                    varlen(config, packed, place, slack_q=slack_q),
+                    cache(config, cached, max(len(s.k) for s in cached) + 9),
+                ]
                 results.append([*rows, paged(config, cached, Draw(1).generator)])
     for name, whole, sliced in zip(("packed", "in a cache", "paged"), *results, strict=True):
         sliced.assert_same(whole, f"{name}, in slices of {budget} bytes")
@@ -561,7 +706,9 @@ def test_slices_append_what_the_call_appends(budget: int) -> None:
         assert_that_all_new_keys_are_appended(config, 5, 4 * BLOCK - 5, "apart", BLOCK, 140)
 
 
-SHARED = 99 if os.environ["FORK_EMULATED_GPU"] in ("86", "89", "120", "121") else 163  # KiB of a thread block, at least
+SHARED = (
+    99 if os.environ["FORK_EMULATED_GPU"] in ("86", "89", "120", "121") else 163
+)  # KiB of a thread block, at least
 if SHARED * 1024 < (64 + 2 * BLOCK) * 2 * DIM + 64 * 4 * DIM + 512:  # --arch 89 from head dim 128 on
 
     @pytest.mark.parametrize("causal", [False, True])
@@ -608,7 +755,10 @@ def test_a_scale_that_is_not_positive_is_an_error(scale: float, softcap: float) 
     config.need("split")
     sequence = Draw(5).sequence(config, 3, 2 * BLOCK)
     q, k, v = (t[None] for t in (sequence.q, sequence.k, sequence.v))
-    with deterministic_mode(split_size=BLOCK), pytest.raises(ValueError, match=r"softmax_scale=\S+ is not greater than 0"):
+    with (
+        deterministic_mode(split_size=BLOCK),
+        pytest.raises(ValueError, match=r"softmax_scale=\S+ is not greater than 0"),
+    ):
         flash_attn_func(q, k, v, softmax_scale=scale, softcap=softcap)
 
 

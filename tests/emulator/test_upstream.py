@@ -38,7 +38,9 @@ def on_cpu(file: Path, folder: Path, share: int) -> Path:
     target = folder / file.name
     text = file.read_text(encoding="utf-8")
     names = re.findall(r"^def (test_\w+)", text, re.MULTILINE)
-    own = sorted({*names} - {"test_flash_attn_race_condition"})[share::SHARES]  # that one runs each case 250 times
+    own = sorted({*names} - {"test_flash_attn_race_condition"})[
+        share::SHARES
+    ]  # that one runs each case 250 times
     others = f"\ndel {', '.join(sorted({*names} - {*own}))}\n"
     target.write_text(STAND_INS + text.replace('"cuda"', '"cpu"') + others, encoding="utf-8")
     return target
@@ -49,9 +51,13 @@ def test_upstreams_cases_pass(share: int, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     if not upstream_cases.any_whole(KERNELS):
         pytest.skip("built without some of the kernels (--kernels)")
-    found = upstream_cases.run(on_cpu(TESTS, tmp_path, share), upstream_cases.Choice(CASES, KERNELS, LONGEST), tmp_path)
+    found = upstream_cases.run(
+        on_cpu(TESTS, tmp_path, share), upstream_cases.Choice(CASES, KERNELS, LONGEST), tmp_path
+    )
     counts = upstream_cases.counts(found)
     assert upstream_cases.failures(found) == {}
     assert counts["off"] == counts["on"]
     assert counts["off"]["passed"] >= 2
-    assert len({case.partition("[")[0] for case in found}) >= (2 if HALF_NAME == "fp16" else 1)  # not every test has cases of each head dim and dtype
+    assert len({case.partition("[")[0] for case in found}) >= (
+        2 if HALF_NAME == "fp16" else 1
+    )  # not every test has cases of each head dim and dtype

@@ -12,5 +12,9 @@ def test_upstream_appends_and_turns_as_fork_append_does(tree: Path) -> None:
     kernel = (folder / "flash_fwd_kernel.h").read_text(encoding="utf-8")
     assert kernel.count("if constexpr (false && Append_KV) {") == 2
     _, keys, queries = kernel.split("if constexpr (false && Append_KV) {")
-    text = keys.split("// Read Q from gmem")[0] + queries.split("int n_block = ")[0] + (folder / "rotary.h").read_text(encoding="utf-8")
+    text = (
+        keys.split("// Read Q from gmem")[0]
+        + queries.split("int n_block = ")[0]
+        + (folder / "rotary.h").read_text(encoding="utf-8")
+    )
     assert hashlib.sha256(text.encode()).hexdigest() == WRITTEN_ANEW

@@ -9,8 +9,12 @@ def included(path: Path, folder: Path, seen: set[Path]) -> set[str]:
     if path in seen:
         return set()
     seen.add(path)
-    names = set(re.findall(r'^\s*#\s*include\s*[<"]([^">]+)[">]', path.read_text(encoding="utf-8"), re.MULTILINE))
-    return names.union(*(included(folder / name, folder, seen) for name in names if (folder / name).is_file()))
+    names = set(
+        re.findall(r'^\s*#\s*include\s*[<"]([^">]+)[">]', path.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    return names.union(
+        *(included(folder / name, folder, seen) for name in names if (folder / name).is_file())
+    )
 
 
 def test_no_kernel_file_reaches_torch(tree: Path) -> None:

@@ -21,7 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "scripts", "emulate", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "scripts", "emulate", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_rows_keep_their_bits_under_emulation() -> None:
@@ -48,9 +54,25 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = matrix.load(layout.MATRIX).default()
     tools = toolchain.assemble(target, toolchain.check_python(target, None), layout.BUILD, cache=False)
     folder = tmp_path_factory.mktemp("faults")
-    source, what = emulator.SUITE / "faults.cu", {"error": VerifyError, "what": "could not build the small kernels"}
-    run([tools.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={tools.cxx}", "-c", source, "-o", folder / "faults.o"], **what)
-    objects = [path for path in emulator.interpreter(tools, layout.BUILD / "emulator") if path.stem != "allocator"]
+    source, what = (
+        emulator.SUITE / "faults.cu",
+        {"error": VerifyError, "what": "could not build the small kernels"},
+    )
+    run(
+        [
+            tools.toolkit.nvcc,
+            *emulator.FLAVOUR.code,
+            f"-ccbin={tools.cxx}",
+            "-c",
+            source,
+            "-o",
+            folder / "faults.o",
+        ],
+        **what,
+    )
+    objects = [
+        path for path in emulator.interpreter(tools, layout.BUILD / "emulator") if path.stem != "allocator"
+    ]
     run([tools.cxx, folder / "faults.o", *objects, "-o", folder / "faults"], **what)
     return folder / "faults"
 
@@ -74,7 +96,9 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rounded", 0, "0.0"),
     ],
 )
-def test_what_the_emulator_says_of_kernels_that_are_wrong_in_one_way(faults: Path, kernel: str, status: int, said: str) -> None:
+def test_what_the_emulator_says_of_kernels_that_are_wrong_in_one_way(
+    faults: Path, kernel: str, status: int, said: str
+) -> None:
     done = subprocess.run([faults, kernel], capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout
     assert said in done.stdout

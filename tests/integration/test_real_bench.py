@@ -16,7 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_building_is_measured_beside_upstream_s_setup_py() -> None:
     there = set(ROOT.glob("build/bench/*"))
-    command = [sys.executable, "-m", "scripts", "bench", "build", "--kernels", "hdim32,fp16,fwd,causal", "--source", "sdist", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts",
+        "bench",
+        "build",
+        "--kernels",
+        "hdim32,fp16,fwd,causal",
+        "--source",
+        "sdist",
+        "--json",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)

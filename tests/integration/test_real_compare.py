@@ -32,7 +32,16 @@ def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: P
     tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=False)
     source, item = tmp_path / "kernels.cu", tmp_path / "kernels.o"
     source.write_text(SOURCE, encoding="utf-8")
-    command = [tools.toolkit.nvcc, f"-ccbin={tools.cxx}", "-arch=sm_90", "-Xptxas=-v", "-c", source, "-o", item]
+    command = [
+        tools.toolkit.nvcc,
+        f"-ccbin={tools.cxx}",
+        "-arch=sm_90",
+        "-Xptxas=-v",
+        "-c",
+        source,
+        "-o",
+        item,
+    ]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     found = {compare.spell(name): code for name, code in objects.read_kernels(item, "90").items()}
     assert len(found) == 2
@@ -49,14 +58,31 @@ def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: P
 def test_a_patch_that_changes_no_kernel_and_one_that_takes_some_away() -> None:
     told = {}
     for patch in ("Append new keys", "Compile fewer kernels"):  # one after the other: three compiles
-        command = [sys.executable, "-m", "scripts", "compare", "--patch", patch, "--kernels", "hdim32,fp16,fwd,causal", "--source", "sdist", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "scripts",
+            "compare",
+            "--patch",
+            patch,
+            "--kernels",
+            "hdim32,fp16,fwd,causal",
+            "--source",
+            "sdist",
+            "--json",
+        ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         (told[patch],) = json.loads(done.stdout)["files"]
     nothing, fewer = told.values()
     assert len(nothing["same"]) > 10  # head dim 32 has one tile size forward
     assert nothing["changed"] == nothing["gone"] == nothing["new"] == []
-    assert {word for kernel in fewer["gone"] for word in ("softcap", "dropout", "alibi") if word in kernel["spelled"]} == {
+    assert {
+        word
+        for kernel in fewer["gone"]
+        for word in ("softcap", "dropout", "alibi")
+        if word in kernel["spelled"]
+    } == {
         "softcap",
         "dropout",
         "alibi",
@@ -67,7 +93,11 @@ def test_a_patch_that_changes_no_kernel_and_one_that_takes_some_away() -> None:
 
 def test_kernels_that_include_torch_are_not_compared() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "scripts", "compare", "--patch", "0002", "--source", "sdist"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "scripts", "compare", "--patch", "0002", "--source", "sdist"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert "kernel files include torch before 0002; compare patches that come after it." in done.stderr

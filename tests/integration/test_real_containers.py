@@ -24,11 +24,18 @@ def image_is_there() -> bool:
     folder = layout.BUILD / "containers/podman"
     if not shutil.which("podman") or not folder.is_dir():
         return False
-    return containers.podman(containers.find_engine(containers.LOCAL_IMAGE, folder), "image", "exists", containers.LOCAL_IMAGE) == 0
+    return (
+        containers.podman(
+            containers.find_engine(containers.LOCAL_IMAGE, folder), "image", "exists", containers.LOCAL_IMAGE
+        )
+        == 0
+    )
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="cibuildwheel needs Python 3.11")
-@pytest.mark.skipif(not image_is_there(), reason="no image: nox -s image makes it (root, debootstrap, podman)")
+@pytest.mark.skipif(
+    not image_is_there(), reason="no image: nox -s image makes it (root, debootstrap, podman)"
+)
 def test_two_wheels_come_from_one_compile_and_carry_nothing_foreign(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scripts", "build", "--containers", "--image", containers.LOCAL_IMAGE]
     command += ["--python", ",".join(PYTHONS), "--kernels", "hdim32,fp16,fwd,causal", "--out", str(tmp_path)]
@@ -40,10 +47,17 @@ def test_two_wheels_come_from_one_compile_and_carry_nothing_foreign(tmp_path: Pa
     made = sorted(tmp_path.glob("*.whl"))
     assert [re.search(r"-cp(\d+)-cp\1-(\w+)\.whl", p.name).groups() for p in made] == [  # type: ignore[union-attr]
         (p.replace(".", ""), tag)
-        for p, tag in zip(PYTHONS, [re.search(r"(manylinux_\d+_\d+_x86_64)", p.name)[1] for p in made], strict=True)  # type: ignore[index]
+        for p, tag in zip(
+            PYTHONS, [re.search(r"(manylinux_\d+_\d+_x86_64)", p.name)[1] for p in made], strict=True
+        )  # type: ignore[index]
     ]
     for path in made:
         assert "libtorch_cpu.so" in wheel.audit(path)
         with zipfile.ZipFile(path) as archive:
-            assert json.loads(archive.read("flash_attn/_fork.json"))["kernel_set"] == ["fwd_hdim32_fp16_causal"]
-            assert "manylinux" in archive.read(next(n for n in archive.namelist() if n.endswith("/WHEEL"))).decode()
+            assert json.loads(archive.read("flash_attn/_fork.json"))["kernel_set"] == [
+                "fwd_hdim32_fp16_causal"
+            ]
+            assert (
+                "manylinux"
+                in archive.read(next(n for n in archive.namelist() if n.endswith("/WHEEL"))).decode()
+            )

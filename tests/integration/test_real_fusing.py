@@ -35,17 +35,35 @@ def fused_by_the_rule(ptx: str) -> Iterator[tuple[str, int]]:
     """By kernel: sums that name no rounding of a product that names none and is all that its register ever holds."""
     for kernel in ptx.split(".entry ")[1:]:
         instructions = re.findall(r"^\s*(?:@!?%p\d+ )?([a-z0-9_.:]+)\s+([^;]*);", kernel, re.MULTILINE)
-        writes = Counter(register for _, operands in instructions for register in re.findall(r"%f\d+", re.split(r"\}|, (?![^{]*\})", operands)[0]))
-        products = {operands.partition(",")[0] for name, operands in instructions if re.fullmatch(r"mul(\.ftz)?\.f32", name)}
-        sums = [operands.split(", ")[1:] for name, operands in instructions if re.fullmatch(r"(add|sub)(\.ftz)?\.f32", name)]
-        yield kernel.partition("(")[0].strip(), sum(any(term in products and writes[term] == 1 for term in terms) for terms in sums)
+        writes = Counter(
+            register
+            for _, operands in instructions
+            for register in re.findall(r"%f\d+", re.split(r"\}|, (?![^{]*\})", operands)[0])
+        )
+        products = {
+            operands.partition(",")[0]
+            for name, operands in instructions
+            if re.fullmatch(r"mul(\.ftz)?\.f32", name)
+        }
+        sums = [
+            operands.split(", ")[1:]
+            for name, operands in instructions
+            if re.fullmatch(r"(add|sub)(\.ftz)?\.f32", name)
+        ]
+        yield (
+            kernel.partition("(")[0].strip(),
+            sum(any(term in products and writes[term] == 1 for term in terms) for terms in sums),
+        )
 
 
 def sums(cubin: Path) -> dict[str, int]:
     """By kernel: additions that are no part of another instruction."""
     with cubin.open("rb") as stream:
         found = objects.texts(ELFFile(stream))
-    return {name: sum(low & _OPCODE == _FADD for low, _ in struct.iter_unpack("<QQ", text)) for name, text in found.items()}
+    return {
+        name: sum(low & _OPCODE == _FADD for low, _ in struct.iter_unpack("<QQ", text))
+        for name, text in found.items()
+    }
 
 
 def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
@@ -53,7 +71,14 @@ def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
     _, applied = clone.apply(loaded, Source.SDIST)
     tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     # The object that nox -s emulate compiles.
-    plan = kernels.Plan(applied, tools, kernel_set.parse_kernels("hdim32,fp16,split,causal"), ("90",), layout.BUILD, emulator.FLAVOUR)
+    plan = kernels.Plan(
+        applied,
+        tools,
+        kernel_set.parse_kernels("hdim32,fp16,split,causal"),
+        ("90",),
+        layout.BUILD,
+        emulator.FLAVOUR,
+    )
     (item,) = compiling.compile_units(plan, kernels.kernel_units(plan), None).objects
     ((_, ptx),) = objects.ptx(item)
     source = tmp_path / "split.ptx"
@@ -62,12 +87,20 @@ def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
     def assembled(fuses: str) -> dict[str, int]:
         target = source.with_suffix(f".{fuses}")
         ptxas = tools.toolkit.nvcc.resolve().parent / "ptxas"
-        run([ptxas, "-arch=sm_90", "-O3", f"--fmad={fuses}", source, "-o", target], error=CompileError, what="could not assemble")
+        run(
+            [ptxas, "-arch=sm_90", "-O3", f"--fmad={fuses}", source, "-o", target],
+            error=CompileError,
+            what="could not assemble",
+        )
         return sums(target)
 
     with ThreadPoolExecutor(2) as pool:
         with_choice, without = pool.map(assembled, ("true", "false"))
     expected = dict(fused_by_the_rule(ptx))
-    assert {compare.spell(name): without[name] - with_choice[name] for name in expected} == {compare.spell(n): count for n, count in expected.items()}
+    assert {compare.spell(name): without[name] - with_choice[name] for name in expected} == {
+        compare.spell(n): count for n, count in expected.items()
+    }
     assert sum(count > 0 for count in expected.values()) > 10
-    assert [compare.spell(name) for name, count in expected.items() if not count and "splitkv_kernel" in name] == []
+    assert [
+        compare.spell(name) for name, count in expected.items() if not count and "splitkv_kernel" in name
+    ] == []

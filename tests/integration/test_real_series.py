@@ -41,13 +41,24 @@ def test_the_table_has_every_release_of_the_matrix() -> None:
 
 
 @pytest.mark.parametrize("version", EXPECTED)
-def test_the_forecast_is_the_one_that_is_known(version: str, checkout: upstream.Checkout, tmp_path: Path) -> None:
-    moves = forecast.run_forecast(tmp_path, model.read(ROOT / "patches"), MATRIX.upstream, checkout, release(version))
-    assert {m.patch.partition("-")[0]: m.outcome.value for m in moves} == EXPECTED[version], "\n".join(f"{m}" for m in moves)
+def test_the_forecast_is_the_one_that_is_known(
+    version: str, checkout: upstream.Checkout, tmp_path: Path
+) -> None:
+    moves = forecast.run_forecast(
+        tmp_path, model.read(ROOT / "patches"), MATRIX.upstream, checkout, release(version)
+    )
+    assert {m.patch.partition("-")[0]: m.outcome.value for m in moves} == EXPECTED[version], "\n".join(
+        f"{m}" for m in moves
+    )
 
 
-@pytest.fixture(scope="module", params=[v for v in ("2.8.3.post2", "2.8.3.post1", "2.8.2") if v != MATRIX.upstream.version])
-def rebased(request: pytest.FixtureRequest, checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+@pytest.fixture(
+    scope="module",
+    params=[v for v in ("2.8.3.post2", "2.8.3.post1", "2.8.2") if v != MATRIX.upstream.version],
+)
+def rebased(
+    request: pytest.FixtureRequest, checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Report]:
     """A copy of this repository's series, moved."""
     root = tmp_path_factory.mktemp("repository")
     shutil.copytree(ROOT / "patches", root / "patches")
@@ -62,7 +73,9 @@ def rebased(request: pytest.FixtureRequest, checkout: upstream.Checkout, tmp_pat
     return root, begin()
 
 
-def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(rebased: tuple[Path, Report]) -> None:
+def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(
+    rebased: tuple[Path, Report],
+) -> None:
     root, report = rebased
     loaded, moved = matrix.load(root / "wheel_matrix.toml"), model.read(root / "patches")
     assert loaded.upstream.version == report.new
@@ -71,7 +84,10 @@ def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(reb
     assert {d.patch.partition("-")[0] for d in report.done if d.outcome not in ("clean", "offset")} == landed
     assert len(moved.patches) == len(report.done) - len(landed)
     applied = tree.apply(
-        moved, loaded.upstream, upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST), root / "build/source"
+        moved,
+        loaded.upstream,
+        upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST),
+        root / "build/source",
     )
     assert f'__version__ = "{report.new}"' in (applied.root / "flash_attn/__init__.py").read_text()
     assert export.export(applied.root, root / "patches", check=True) == export.Exported((), ())

@@ -18,7 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_kernel_file_is_compiled_by_the_assembled_toolkit() -> None:
     target = matrix.load(ROOT / "wheel_matrix.toml").named("cu124-torch2.6")
-    command = [sys.executable, "-m", "scripts", "build", "--target", target.name, "--kernels-only", "--kernels", "hdim32,fp16,fwd,causal"]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts",
+        "build",
+        "--target",
+        target.name,
+        "--kernels-only",
+        "--kernels",
+        "hdim32,fp16,fwd,causal",
+    ]
     done = subprocess.run(
         [*command, "--python", "3.12", "--source", "sdist"],
         cwd=ROOT,
@@ -31,7 +41,10 @@ def test_a_kernel_file_is_compiled_by_the_assembled_toolkit() -> None:
     (folder,) = [p for p in layout.cache("toolkit").glob(f"{target.toolkit}-*") if p.is_dir()]
     objects = Path(done.stdout.rsplit("objects in ", 1)[1].replace("\n", "").strip())
     shown = subprocess.run(
-        [folder / "bin/cuobjdump", "--list-elf", objects / "fwd_hdim32_fp16_causal.o"], capture_output=True, text=True, check=True
+        [folder / "bin/cuobjdump", "--list-elf", objects / "fwd_hdim32_fp16_causal.o"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert shown.split() == ["ELF", "file", "1:", shown.split()[-1]]
     assert ".sm_90." in shown

@@ -22,16 +22,22 @@ PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> upstream.Checkout:
-    return upstream.find(PIN, tmp_path_factory.mktemp("none") / "upstream", cache("sdist"), upstream.Source.AUTO)
+    return upstream.find(
+        PIN, tmp_path_factory.mktemp("none") / "upstream", cache("sdist"), upstream.Source.AUTO
+    )
 
 
 @pytest.fixture(scope="module")
 def applied(checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory) -> tree.Tree:
-    return tree.apply(model.read(ROOT / "patches"), PIN, checkout, tmp_path_factory.mktemp("applied") / "source")
+    return tree.apply(
+        model.read(ROOT / "patches"), PIN, checkout, tmp_path_factory.mktemp("applied") / "source"
+    )
 
 
 @pytest.fixture(scope="module")
-def submodule(checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory) -> tuple[matrix.Upstream, Path]:
+def submodule(
+    checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[matrix.Upstream, Path]:
     """A clone like the submodule, made of the sdist's files, and a pin to its commits."""
     folder = tmp_path_factory.mktemp("clone") / "upstream"
     upstream.materialise(checkout, folder)
@@ -51,7 +57,12 @@ def submodule(checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFact
 
 
 def test_the_gitlink_is_the_pin() -> None:
-    entry = subprocess.run(["git", "-C", str(ROOT), "ls-files", "--stage", "upstream"], capture_output=True, text=True, check=True).stdout
+    entry = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "--stage", "upstream"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert entry.split()[0] == "160000"
     assert PIN.commit in (entry.split()[1], matrix.UNKNOWN)
     modules = (ROOT / ".gitmodules").read_text()
@@ -70,7 +81,9 @@ def test_the_series_applies_exactly_and_exports_byte_for_byte(applied: tree.Tree
     }
 
 
-def test_git_and_sdist_give_the_same_commit(submodule: tuple[matrix.Upstream, Path], applied: tree.Tree, tmp_path: Path) -> None:
+def test_git_and_sdist_give_the_same_commit(
+    submodule: tuple[matrix.Upstream, Path], applied: tree.Tree, tmp_path: Path
+) -> None:
     pin, folder = submodule
     checkout = upstream.find(pin, folder, tmp_path, upstream.Source.AUTO)
     assert checkout.source is upstream.Source.GIT
@@ -78,7 +91,9 @@ def test_git_and_sdist_give_the_same_commit(submodule: tuple[matrix.Upstream, Pa
     assert (from_git.base, from_git.commit) == (applied.base, applied.commit)
 
 
-def test_local_changes_in_the_submodule_do_not_reach_a_build(submodule: tuple[matrix.Upstream, Path], applied: tree.Tree, tmp_path: Path) -> None:
+def test_local_changes_in_the_submodule_do_not_reach_a_build(
+    submodule: tuple[matrix.Upstream, Path], applied: tree.Tree, tmp_path: Path
+) -> None:
     pin, folder = submodule
     changed = folder / "setup.py"
     before = changed.read_text()
@@ -116,5 +131,7 @@ def test_every_prefix_of_the_series_leaves_a_tree_whose_headers_are_found(applie
     for commit in repository.run("rev-list", "--reverse", f"{applied.base}..HEAD").split():
         files = set(repository.run("ls-tree", "-r", "--name-only", commit, "csrc/flash_attn").splitlines())
         for path in (p for p in files if p.endswith((".h", ".cpp"))):
-            for included in re.findall(r'#include "(fork_\w+\.h)"', repository.run("show", f"{commit}:{path}")):
+            for included in re.findall(
+                r'#include "(fork_\w+\.h)"', repository.run("show", f"{commit}:{path}")
+            ):
                 assert f"csrc/flash_attn/src/{included}" in files, f"{commit}: {path} includes {included}"

@@ -58,8 +58,14 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
 @pytest.mark.parametrize("file", FILES)
 def test_kernels_of_common_calls_are_byte_for_byte_what_they_were(code: tuple[Code, Code], file: str) -> None:
     ours, before = (half[file] for half in code)
-    idle = {tile(name) for name in ours if file.startswith("bwd") and "dropout" in (compare.flags(name) or ())}  # dropout's alone
-    common = [name for name in before if not is_rare(name) and not (compare.flags(name) is not None and tile(name) in idle)]
+    idle = {
+        tile(name) for name in ours if file.startswith("bwd") and "dropout" in (compare.flags(name) or ())
+    }  # dropout's alone
+    common = [
+        name
+        for name in before
+        if not is_rare(name) and not (compare.flags(name) is not None and tile(name) in idle)
+    ]
     assert len(common) >= 3
     assert [name for name in common if name not in ours or ours[name].text != before[name].text] == []
 
@@ -110,14 +116,31 @@ int main() {
         (["80", "90"], "11", "11"),
     ],
 )
-def test_what_the_compiler_knows_of_the_gpus(tmp_path: Path, architectures: list[str], large: str, sm8x: str) -> None:
+def test_what_the_compiler_knows_of_the_gpus(
+    tmp_path: Path, architectures: list[str], large: str, sm8x: str
+) -> None:
     loaded = matrix.load(layout.MATRIX)
     _, applied = clone.apply(loaded, Source.SDIST)
     tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     source = tmp_path / "gpus.cpp"
     source.write_text(PROGRAM, encoding="utf-8")
     includes = [f"-I{folder}" for folder in (applied.root / "csrc/flash_attn/src", *tools.toolkit.include)]
-    subprocess.run([tools.cxx, "-std=c++17", kernels.for_gpus(architectures), *includes, source, "-o", tmp_path / "gpus"], check=True)
-    known, choices = subprocess.run([tmp_path / "gpus"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert tuple(known.split())[: len(matrix.ARCHITECTURES)] == matrix.ARCHITECTURES  # the order of FORK_ARCHITECTURES' bits
+    subprocess.run(
+        [
+            tools.cxx,
+            "-std=c++17",
+            kernels.for_gpus(architectures),
+            *includes,
+            source,
+            "-o",
+            tmp_path / "gpus",
+        ],
+        check=True,
+    )
+    known, choices = subprocess.run(
+        [tmp_path / "gpus"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert (
+        tuple(known.split())[: len(matrix.ARCHITECTURES)] == matrix.ARCHITECTURES
+    )  # the order of FORK_ARCHITECTURES' bits
     assert choices.split() == [large, sm8x]

@@ -23,7 +23,9 @@ KERNELS = "hdim32,fp16,fwd,causal"
 
 
 def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def build(out: Path, *arguments: str) -> tuple[str, float]:
@@ -43,7 +45,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert wheel.name == f"flash_attn-2.8.3.post1+det.1.cu130.torch2.11-1_hdim32_fp16_fwd_causal_sm90-{tag}-{tag}-linux_x86_64.whl"
+    assert (
+        wheel.name
+        == f"flash_attn-2.8.3.post1+det.1.cu130.torch2.11-1_hdim32_fp16_fwd_causal_sm90-{tag}-{tag}-linux_x86_64.whl"
+    )
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         info = json.loads(archive.read("flash_attn/_fork.json"))
@@ -95,11 +100,17 @@ def test_a_wheel_whose_provenance_lies_fails_verification(wheel: Path, tmp_path:
         for entry in source.infolist():
             content = source.read(entry)
             if entry.filename == "flash_attn/_fork.json":
-                content = json.dumps(json.loads(content) | {"architectures": ["80"], "kernel_set": ["bwd_hdim32_fp16"]}).encode()
+                content = json.dumps(
+                    json.loads(content) | {"architectures": ["80"], "kernel_set": ["bwd_hdim32_fp16"]}
+                ).encode()
             if not entry.filename.endswith("RECORD"):
                 target.writestr(entry, content)
             else:
-                lines = [line for line in content.decode().splitlines() if not line.startswith("flash_attn/_fork.json")]
+                lines = [
+                    line
+                    for line in content.decode().splitlines()
+                    if not line.startswith("flash_attn/_fork.json")
+                ]
                 target.writestr(entry, "\n".join([*lines, "flash_attn/_fork.json,,"]) + "\n")
     done = scripts("verify", str(forged), "--pytest=-k", "--pytest=inside or machine_code")
     assert done.returncode == 10, done.stdout + done.stderr
@@ -108,13 +119,26 @@ def test_a_wheel_whose_provenance_lies_fails_verification(wheel: Path, tmp_path:
 
 def test_an_interrupt_ends_the_compilers_too(tmp_path: Path) -> None:
     """The steps of nvcc run under the compile cache's server: no part of it may go on by itself."""
-    command = [sys.executable, "-m", "scripts", "build", "--kernels", "hdim256,bf16,bwd,causal", "--source", "sdist", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts",
+        "build",
+        "--kernels",
+        "hdim256,bf16,bwd,causal",
+        "--source",
+        "sdist",
+        "--out",
+        str(tmp_path),
+    ]
     # Whatever was built or cached before, this compiles.
     command += ["--arch", "87"]
     for path in (ROOT / "build/kernels").rglob("bwd_hdim256_bf16_causal.o"):
         path.unlink()
     env = {**os.environ, "SCCACHE_RECACHE": "1"}
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
 
     def descendants() -> dict[int, str]:
         found = {}
@@ -152,7 +176,17 @@ def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: 
     source = tmp_path / "source/csrc/flash_attn/src" / chosen[0].source
     source.parent.mkdir(parents=True)
     source.write_text("__global__ void kernel() { undeclared = 1; }\n")
-    tree = Tree(tmp_path / "source", "b" * 40, hashlib.sha1(os.urandom(8), usedforsecurity=False).hexdigest(), "d" * 64, "e" * 40, "f" * 64)
+    tree = Tree(
+        tmp_path / "source",
+        "b" * 40,
+        hashlib.sha1(os.urandom(8), usedforsecurity=False).hexdigest(),
+        "d" * 64,
+        "e" * 40,
+        "f" * 64,
+    )
     plan = kernels.Plan(tree, tools, chosen, ("90",), tmp_path / "build")
-    with pytest.raises(CompileError, match=r'(?s)error: identifier "undeclared" is undefined.*The full log is .*compile-\w+\.log'):
+    with pytest.raises(
+        CompileError,
+        match=r'(?s)error: identifier "undeclared" is undefined.*The full log is .*compile-\w+\.log',
+    ):
         compiling.compile_units(plan, kernels.kernel_units(plan), 1)

@@ -38,7 +38,9 @@ def target() -> matrix.Target:
     return matrix.load(ROOT / "wheel_matrix.toml").default()
 
 
-def compiled(target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch, cache: Path | None) -> tuple[bytes, compiling.Compiled]:
+def compiled(
+    target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch, cache: Path | None
+) -> tuple[bytes, compiling.Compiled]:
     """What a small kernel file of a clone becomes in an extension, which has no symbol table."""
     source = clone / "source/csrc/flash_attn/src"
     source.mkdir(parents=True)
@@ -47,7 +49,13 @@ def compiled(target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch
     if cache is not None:
         monkeypatch.setenv("SCCACHE_DIR", str(cache))
     tools = toolchain.assemble(target, None, ROOT / "build", cache=cache is not None)
-    plan = kernels.Plan(Tree(clone / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64), tools, KERNEL, ("90",), clone / "build")
+    plan = kernels.Plan(
+        Tree(clone / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64),
+        tools,
+        KERNEL,
+        ("90",),
+        clone / "build",
+    )
     done = compiling.compile_units(plan, kernels.kernel_units(plan), 1)
     library = clone / "library.so"
     run([tools.cxx, "-shared", "-s", "-o", library, *done.objects], error=WheelError, what="could not link")
@@ -62,7 +70,9 @@ def test_what_a_clone_compiled_answers_another_and_is_what_it_would_have_compile
     second, warm = compiled(target, tmp_path / "another/with/a/longer/path", monkeypatch, cache)
     # As another user, whose copies of the kernel files lie elsewhere.
     ours = layout.cache
-    monkeypatch.setattr(layout, "cache", lambda part: tmp_path / "another-user" if part == "units" else ours(part))
+    monkeypatch.setattr(
+        layout, "cache", lambda part: tmp_path / "another-user" if part == "units" else ours(part)
+    )
     alone, uncached = compiled(target, tmp_path / "without-a-cache", monkeypatch, None)
     assert cold.cache_hits == 0
     assert (warm.cache_misses, warm.built) == (0, 1)
@@ -89,12 +99,16 @@ def test_a_cache_that_answers_nothing_it_was_asked_before_is_an_error(
         (cache / "0").mkdir(exist_ok=True)
         (cache / "0/of-something-else").touch()
         os.utime(cache / "0/of-something-else", (1, 1))
-        with pytest.raises(CompileError, match=r"answered none of \d+ calls, though 1 of these files went through it before"):
+        with pytest.raises(
+            CompileError, match=r"answered none of \d+ calls, though 1 of these files went through it before"
+        ):
             compiled(target, tmp_path / "two", monkeypatch, cache)
     assert list((tmp_path / "two/build/kernels").rglob("*.o")), "the object is kept"
 
 
-def test_a_call_that_the_cache_refuses_is_an_error(target: matrix.Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_the_cache_refuses_is_an_error(
+    target: matrix.Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels, "NVCC_FLAGS", (*kernels.NVCC_FLAGS, "-M"))
     with pytest.raises(CompileError, match="could not keep some calls: -M"):
         compiled(target, tmp_path / "one", monkeypatch, tmp_path / "cache")

@@ -19,7 +19,11 @@ from scripts.series import export
 from scripts.source.upstream import Checkout, Source
 
 HEADER = "csrc/cutlass/include/cutlass/cutlass.h"
-BASE = {HEADER: "// cutlass\n", "setup.py": "".join(f"line {i}\n" for i in range(1, 41)), "flash_attn/__init__.py": '__version__ = "2.8.3.post1"\n'}
+BASE = {
+    HEADER: "// cutlass\n",
+    "setup.py": "".join(f"line {i}\n" for i in range(1, 41)),
+    "flash_attn/__init__.py": '__version__ = "2.8.3.post1"\n',
+}
 
 
 GONE = "\0"  # instead of a text: the file is deleted
@@ -38,7 +42,9 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
 class PackageIndex:
     """A package index on loopback: ``pages`` gives what a path is answered with, or None for the page that lists ``links``."""
 
-    def __init__(self, links: str, pages: Callable[[str], tuple[bytes, int] | None] = lambda path: None) -> None:
+    def __init__(
+        self, links: str, pages: Callable[[str], tuple[bytes, int] | None] = lambda path: None
+    ) -> None:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 body, length = pages(self.path) or (links.encode(), len(links.encode()))
@@ -56,7 +62,9 @@ class PackageIndex:
 
     @property
     def config(self) -> PipConfig:
-        return PipConfig(False, f"http://127.0.0.1:{self.server.server_port}/simple", (), (), ("127.0.0.1",), None, 10)
+        return PipConfig(
+            False, f"http://127.0.0.1:{self.server.server_port}/simple", (), (), ("127.0.0.1",), None, 10
+        )
 
     def close(self) -> None:
         self.server.shutdown()
@@ -71,13 +79,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def checkout_of(files: dict[str, str]) -> Checkout:
     """An upstream of these files."""
-    return Checkout(Source.SDIST, "a fixture", lambda target: write_files(target, files), lambda name: files[name].encode())
+    return Checkout(
+        Source.SDIST,
+        "a fixture",
+        lambda target: write_files(target, files),
+        lambda name: files[name].encode(),
+    )
 
 
 WHY = "Because a test needs a patch of this kind and nothing else does."
 
 
-def message(subject: str, feature: str = "build", guard: str = "symbol fork in csrc/flash_attn/src/fork.h") -> str:
+def message(
+    subject: str, feature: str = "build", guard: str = "symbol fork in csrc/flash_attn/src/fork.h"
+) -> str:
     return f"{subject}\n\n{WHY}\n\nUpstream-Status: Pending\nFeature: {feature}\nGuard: {guard}\n"
 
 
@@ -95,7 +110,9 @@ def make_series(tmp_path: Path) -> Callable[..., Path]:
         for subject, files, *guard in edits:
             write_files(work, files)
             repository.run("add", "--all")
-            repository.run("commit", "--quiet", "-m", message(subject, guard=guard[0]) if guard else message(subject))
+            repository.run(
+                "commit", "--quiet", "-m", message(subject, guard=guard[0]) if guard else message(subject)
+            )
         export.write_folder(folder / "patches", export.exported_patches(repository, first))
         shutil.rmtree(work)
         return folder / "patches"

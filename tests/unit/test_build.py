@@ -22,7 +22,9 @@ def fake_wheel(path: Path, **files: str) -> build.Built:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name, (2025, 1, 1, 0, 0, 0)), text)
     content = path.read_bytes()
-    return build.Built(path, len(content), hashlib.sha256(content).hexdigest(), 3.0, compiling.Compiled((), 1, 1.0, 0, 1))
+    return build.Built(
+        path, len(content), hashlib.sha256(content).hexdigest(), 3.0, compiling.Compiled((), 1, 1.0, 0, 1)
+    )
 
 
 @pytest.mark.parametrize("other", ["same", "different"])
@@ -47,7 +49,10 @@ def test_a_wheel_is_built_again_elsewhere_without_a_cache_and_compared(
         assert "byte for byte the same" in capsys.readouterr().out
         assert not places[1].build.exists()
     else:
-        with pytest.raises(WheelError, match=r"(?s)is not what a build from nothing gives.*    extension \(pip install diffoscope"):
+        with pytest.raises(
+            WheelError,
+            match=r"(?s)is not what a build from nothing gives.*    extension \(pip install diffoscope",
+        ):
             __main__.main_inner(arguments)
         assert (places[1].out / "a.whl").exists(), "kept, to look into"
     assert os.environ.get("TZ") == zone
@@ -56,7 +61,9 @@ def test_a_wheel_is_built_again_elsewhere_without_a_cache_and_compared(
     assert places[1].build not in (places[0].build, *places[0].build.parents)
 
 
-def test_a_difference_is_shown_by_diffoscope_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_shown_by_diffoscope_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "bin/diffoscope"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "$1 of $2 and $3: a byte"\nexit 1\n')

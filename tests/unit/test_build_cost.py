@@ -18,7 +18,14 @@ from scripts.base.errors import CompileError
 from scripts.lab import build_cost, metering
 from scripts.lab.build_cost import Ours, Side, Spent
 
-OURS = Ours(Side({"fwd": 200, "bwd": 400}, 30, 1_000_000), {"fwd": 170, "bwd": 330}, Spent(31, 33), Spent(1, 3), 0, 0.0)
+OURS = Ours(
+    Side({"fwd": 200, "bwd": 400}, 30, 1_000_000),
+    {"fwd": 170, "bwd": 330},
+    Spent(31, 33),
+    Spent(1, 3),
+    0,
+    0.0,
+)
 THEIRS = Side({"fwd": 300, "bwd": 900}, 40, 4_000_000)
 
 
@@ -86,7 +93,14 @@ BURN = "import time; all(time.process_time() < 0.4 for _ in iter(int, 1))"
 def test_compiles_run_in_their_order_and_each_is_metered_with_what_it_starts(tmp_path: Path) -> None:
     names = ["b", "a", "d", "c"]
     burn = f"sh -c \"'{sys.executable}' -c '{BURN}'\""
-    compiles = [compiling(tmp_path, name, f"{burn if name == 'd' else 'true'} && echo {name} >> order && echo $HOME > {name}.o") for name in names]
+    compiles = [
+        compiling(
+            tmp_path,
+            name,
+            f"{burn if name == 'd' else 'true'} && echo {name} >> order && echo $HOME > {name}.o",
+        )
+        for name in names
+    ]
     metering.meter(plan(), compiles, 1, tmp_path / "bench")
     assert (tmp_path / "order").read_text().split() == names
     assert (tmp_path / "a.o").read_text().strip() == os.environ["HOME"]  # a shell's variable stays one
@@ -95,9 +109,13 @@ def test_compiles_run_in_their_order_and_each_is_metered_with_what_it_starts(tmp
     assert all(0 <= spent[name] < 0.2 for name in "bac")
 
 
-def test_what_was_metered_before_is_not_compiled_again_unless_its_object_or_command_is_another(tmp_path: Path) -> None:
+def test_what_was_metered_before_is_not_compiled_again_unless_its_object_or_command_is_another(
+    tmp_path: Path,
+) -> None:
     def runs(extra: str = "") -> int:
-        both = [compiling(tmp_path, name, f"echo >> {name}.runs && touch {name}.o{extra}") for name in ("a", "b")]
+        both = [
+            compiling(tmp_path, name, f"echo >> {name}.runs && touch {name}.o{extra}") for name in ("a", "b")
+        ]
         metering.meter(plan(), both, 2, tmp_path / "bench")
         return sum(path.read_text().count("\n") for path in tmp_path.glob("*.runs"))
 
@@ -109,9 +127,17 @@ def test_what_was_metered_before_is_not_compiled_again_unless_its_object_or_comm
 
 def test_all_sides_of_a_file_are_metered_together_also_after_an_interruption(tmp_path: Path) -> None:
     def runs() -> str:
-        ours = [compiling(tmp_path, name, f"echo our {name} >> runs && touch {name}.o") for name in ("a", "b")]
+        ours = [
+            compiling(tmp_path, name, f"echo our {name} >> runs && touch {name}.o") for name in ("a", "b")
+        ]
         theirs = [
-            metering.Compile("upstream", name, f"cd {tmp_path} && echo their {name} >> runs && touch u{name}.o", tmp_path / f"u{name}.o", 1)
+            metering.Compile(
+                "upstream",
+                name,
+                f"cd {tmp_path} && echo their {name} >> runs && touch u{name}.o",
+                tmp_path / f"u{name}.o",
+                1,
+            )
             for name in ("a", "b")
         ]
         metering.meter(plan(), metering.side_by_side([ours, theirs]), 1, tmp_path / "bench")
@@ -123,7 +149,10 @@ def test_all_sides_of_a_file_are_metered_together_also_after_an_interruption(tmp
 
 
 def test_a_compile_that_fails_is_shown_and_not_metered_and_the_others_stay(tmp_path: Path) -> None:
-    good, bad = compiling(tmp_path, "good", "touch good.o"), compiling(tmp_path, "bad", "touch bad.o && echo no such header >&2 && exit 3")
+    good, bad = (
+        compiling(tmp_path, "good", "touch good.o"),
+        compiling(tmp_path, "bad", "touch bad.o && echo no such header >&2 && exit 3"),
+    )
     with pytest.raises(CompileError, match=r"(?s)no such header.*metered\.log"):
         metering.meter(plan(), [good, bad], 1, tmp_path / "bench")
     assert [path.name.split("-")[1] for path in (tmp_path / "bench/metered").iterdir()] == ["good"]
@@ -139,12 +168,18 @@ folder = Path({str(tmp_path)!r})
 one = test_build_cost.compiling(folder, "late", "touch begun && sleep 60 && touch late.o")
 test_build_cost.metering.meter(test_build_cost.plan(), [one], 1, folder / "bench")
 """
-    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL
+    ) as process:
         while not (tmp_path / "begun").exists():
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) != 0
-    waiting = [p for p in psutil.process_iter(["cwd", "name"]) if p.info["name"] == "sleep" and p.info["cwd"] == str(tmp_path)]
+    waiting = [
+        p
+        for p in psutil.process_iter(["cwd", "name"])
+        if p.info["name"] == "sleep" and p.info["cwd"] == str(tmp_path)
+    ]
     assert waiting == []
     assert list((tmp_path / "bench/metered").iterdir()) == []

@@ -50,12 +50,16 @@ COMMANDS = [
 
 
 def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_reader_who_has_had_enough_gets_no_stack() -> None:
     command = [sys.executable, "-m", "scripts", "lint", "--json"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
@@ -103,19 +107,28 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["forecast", "--markdown", "--json"], "choose one"),
         (["build", "--jobs", "0"], "'0' is not a positive number"),
         (["build", "--python", "2.7"], "'2.7': choose from 3.10, 3.11, 3.12, 3.13, 3.14, or 'all'"),
-        (["build", "--target", "cu124-torch2.6", "--arch", "90,120"], "--arch: nvcc 12.4 knows no compute capability 120 (CUDA 12.8 and later)"),
+        (
+            ["build", "--target", "cu124-torch2.6", "--arch", "90,120"],
+            "--arch: nvcc 12.4 knows no compute capability 120 (CUDA 12.8 and later)",
+        ),
         (["build", "--target", "nothing-*"], "no target 'nothing-*'; it has"),
         (["build", "--source", "svn"], "'svn' is none of git, sdist, auto"),
         (["build", "--target", "x", "--all"], "not allowed with"),
         (["verify", "absent.whl"], "absent.whl does not exist"),
         (["bench", "wheel"], "invalid choice: 'wheel'"),
-        (["bench", "--picture", "absent/time.svg"], "'absent/time.svg' is no name for a picture in a folder that exists"),
+        (
+            ["bench", "--picture", "absent/time.svg"],
+            "'absent/time.svg' is no name for a picture in a folder that exists",
+        ),
         (["bench", "--from", "absent.json"], "absent.json: No such file or directory"),
         (["bench", "build", "--from", "absent.json"], "--from and --picture are for bench -- kernels"),
         (["bench", "build", "--kernels", "hdim65"], "'hdim65' names no kernels"),
         (["bench", "build", "--python", "3.9"], "has no Python 3.9"),
         (["compare", "--arch", "70"], "invalid choice: '70'"),
-        (["compare", "--patch", "0003", "--through", "0002"], "--through 0002: that patch comes before 0003-"),
+        (
+            ["compare", "--patch", "0003", "--through", "0002"],
+            "--through 0002: that patch comes before 0003-",
+        ),
         (["build", "--targets", "x"], "usage: nox -s build -- [-h]"),
         (["build", "--targets", "x"], "unrecognized arguments: --targets x"),
         (["bild"], "invalid choice: 'bild'"),
@@ -128,8 +141,13 @@ def test_bad_arguments_end_with_status_2_and_say_what_is_allowed(arguments: list
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("begun", "expected"), [(False, "nothing was changed, and no rebase is under way"), (True, "--continue goes on")])
-def test_an_interrupted_rebase_tells_whether_one_is_under_way(begun: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("begun", "expected"),
+    [(False, "nothing was changed, and no rebase is under way"), (True, "--continue goes on")],
+)
+def test_an_interrupted_rebase_tells_whether_one_is_under_way(
+    begun: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(layout, "BUILD", tmp_path)
 
     def interrupted(*_: object) -> None:
@@ -155,14 +173,27 @@ def test_list_and_dry_run_do_nothing_but_tell() -> None:
     listed = scripts("build", "--list")
     assert listed.returncode == 0
     assert "cu130-torch2.11 (default)" in listed.stdout
-    dry = scripts("build", "--dry-run", "--kernels", "hdim64,fp16,split", "--arch", "80,90", "--python", "3.12")
+    dry = scripts(
+        "build", "--dry-run", "--kernels", "hdim64,fp16,split", "--arch", "80,90", "--python", "3.12"
+    )
     assert re.search(r"cu130-torch2\.11\s.*3\.12.*\b2\b.*80, 90", dry.stdout), dry.stdout
     assert "flash_fwd_split_hdim64_fp16_causal_sm80.cu" in dry.stdout
 
 
 def test_several_builds_are_planned_first_and_share_their_kernels() -> None:
     """For an architecture that nobody builds for, so that no object of it is there."""
-    dry = scripts("build", "--dry-run", "--target", "cu130-torch2.11*", "--python", "3.11,3.12", "--kernels", "hdim64,fp16,fwd", "--arch", "121")
+    dry = scripts(
+        "build",
+        "--dry-run",
+        "--target",
+        "cu130-torch2.11*",
+        "--python",
+        "3.11,3.12",
+        "--kernels",
+        "hdim64,fp16,fwd",
+        "--arch",
+        "121",
+    )
     rows = [line for line in dry.stdout.splitlines() if "cu130-torch2.11" in line]
     assert len(rows) == 4, dry.stdout
     assert re.search(r"2\W+0\W+2 and the binding\W+121\W+3m16s", rows[0])
@@ -174,7 +205,14 @@ def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch:
     target = loaded.default()
     job = build.Job(target, "3.12", target.kernels, ("90",))
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
-    tools = toolchain.Toolchain(toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"), tmp_path, "g++ 12", tmp_path, None, None)
+    tools = toolchain.Toolchain(
+        toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"),
+        tmp_path,
+        "g++ 12",
+        tmp_path,
+        None,
+        None,
+    )
     monkeypatch.setattr(layout, "BUILD", tmp_path)
     monkeypatch.setattr(clone, "standing", lambda loaded: applied)
     monkeypatch.setattr(toolchain, "present", lambda target, folder: tools)
@@ -188,11 +226,15 @@ def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch:
     assert build.made(loaded, job) == set()
 
 
-def test_a_failed_build_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_build_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def build_one(loaded: object, job: build.Job, options: object, place: object) -> build.Built:
         if job.python == "3.11":
             raise ToolchainError("no compiler for this one.")
-        return build.Built(Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, compiling.Compiled((), 4, 2.0, 3, 1))
+        return build.Built(
+            Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, compiling.Compiled((), 4, 2.0, 3, 1)
+        )
 
     monkeypatch.setattr(build, "build_one", build_one)
     with pytest.raises(SystemExit) as caught:
@@ -233,8 +275,13 @@ def test_pip_is_asked_for_no_torch_for_the_cpu(version: str, taken: str) -> None
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_wheel_that_fails_outweighs_one_that_cannot_be_proved_here(monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]) -> None:
-    wheels = [("absent.whl", UsageError("absent.whl does not exist")), ("good.whl", NotVerified("good.whl is NOT VERIFIED"))]
+def test_a_wheel_that_fails_outweighs_one_that_cannot_be_proved_here(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
+) -> None:
+    wheels = [
+        ("absent.whl", UsageError("absent.whl does not exist")),
+        ("good.whl", NotVerified("good.whl is NOT VERIFIED")),
+    ]
     told = dict(wheels)
 
     def facts_of(path: Path) -> verify.Facts:
@@ -270,7 +317,11 @@ def test_an_error_is_the_document_of_json() -> None:
 
 
 def test_a_second_run_on_the_series_waits_for_nobody(tmp_path: Path) -> None:
-    with files.alone(tmp_path), pytest.raises(UsageError, match="another run is working on the series"), files.alone(tmp_path):
+    with (
+        files.alone(tmp_path),
+        pytest.raises(UsageError, match="another run is working on the series"),
+        files.alone(tmp_path),
+    ):
         pass
     with files.alone(tmp_path):
         pass
@@ -308,7 +359,11 @@ def test_a_file_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"), [("each --run 'exit 125'", "could not be tested (125) on base, 0001"), ("each --run false", "fails on upstream itself")]
+    ("command", "expected"),
+    [
+        ("each --run 'exit 125'", "could not be tested (125) on base, 0001"),
+        ("each --run false", "fails on upstream itself"),
+    ],
 )
 def test_each_does_not_call_passed_what_was_not(command: str, expected: str) -> None:
     done = scripts(*shlex.split(command))
@@ -327,7 +382,9 @@ def test_an_empty_dist_says_what_to_do(tmp_path: Path) -> None:
         verify.wheels_in(tmp_path)
 
 
-def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, release, headers in [("old", "12.4", True), ("bare", "13.0", False), ("good", "13.0", True)]:
         nvcc = tmp_path / name / "bin/nvcc"
         nvcc.parent.mkdir(parents=True)
@@ -336,7 +393,9 @@ def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the
         if headers:
             (tmp_path / name / "include/cuda/std").mkdir(parents=True)
             (tmp_path / name / "include/cuda_runtime.h").touch()
-    monkeypatch.setattr(toolchain, "_candidates", lambda: iter([(tmp_path / name, name) for name in ("old", "bare", "good")]))
+    monkeypatch.setattr(
+        toolchain, "_candidates", lambda: iter([(tmp_path / name, name) for name in ("old", "bare", "good")])
+    )
     found, passed = toolchain.installed_toolkit("13.0")
     assert found is not None
     assert found.nvcc == tmp_path / "good/bin/nvcc"
@@ -351,31 +410,42 @@ def test_a_cuda_that_neither_the_machine_nor_an_index_has_is_an_error_before_any
     target = matrix.load(ROOT / "wheel_matrix.toml").named("cu128-torch2.10")
     monkeypatch.setattr(toolchain, "_candidates", lambda: iter([]))
     with pytest.raises(
-        ToolchainError, match=r"cu128-torch2\.10 needs CUDA 12\.8, whose compiler no index has \(the machine has none\).*--containers"
+        ToolchainError,
+        match=r"cu128-torch2\.10 needs CUDA 12\.8, whose compiler no index has \(the machine has none\).*--containers",
     ):
-        toolchain.assemble(target, f"{sys.version_info.major}.{sys.version_info.minor}", tmp_path, cache=False)
+        toolchain.assemble(
+            target, f"{sys.version_info.major}.{sys.version_info.minor}", tmp_path, cache=False
+        )
     assert not [*tmp_path.iterdir()]
     assert toolchain.out_of_reach(target)
     assert toolchain.present(target, tmp_path) is None
 
 
 @pytest.mark.parametrize(("release", "folders"), [("13.0", ["cu13"]), ("12.4", ["cublas", "cuda_runtime"])])
-def test_cuda_s_libraries_lie_in_one_folder_or_before_13_in_many(tmp_path: Path, release: str, folders: list[str]) -> None:
+def test_cuda_s_libraries_lie_in_one_folder_or_before_13_in_many(
+    tmp_path: Path, release: str, folders: list[str]
+) -> None:
     for name in folders:
         (tmp_path / "nvidia" / name / "include").mkdir(parents=True)
-    env = torch_environment.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.6.0", release, cxx11_abi=False)
+    env = torch_environment.Environment(
+        Path(sys.executable), tmp_path, "cp312", tmp_path, "2.6.0", release, cxx11_abi=False
+    )
     assert [path.relative_to(tmp_path / "nvidia").as_posix() for path in env.cuda] == folders
 
 
 def test_missing_python_headers_are_an_error_that_names_the_package(tmp_path: Path) -> None:
-    env = torch_environment.Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0", "13.0", cxx11_abi=True)
+    env = torch_environment.Environment(
+        Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0", "13.0", cxx11_abi=True
+    )
     with pytest.raises(ToolchainError, match=r"no Python\.h .*python3\.12-dev"):
         torch_environment.check_headers(env)
     (tmp_path / "Python.h").touch()
     torch_environment.check_headers(env)
 
 
-def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CXX", "absent-compiler")
     with pytest.raises(ToolchainError, match="absent-compiler is not on PATH"):
         toolchain.host_compiler()

@@ -47,4 +47,9 @@ def test_kernels_are_the_same_changed_gone_or_new() -> None:
     before = {name: code(text) for name, text in (("a", b"1"), ("b", b"2"), ("c", b"3"))}
     after = {name: code(text) for name, text in (("a", b"1"), ("b", b"other"), ("d", b"3"))}
     found = Difference("fwd", before, after)
-    assert {kind: found.names(kind) for kind in ("same", "changed", "gone", "new")} == {"same": ["a"], "changed": ["b"], "gone": ["c"], "new": ["d"]}
+    assert {kind: found.names(kind) for kind in ("same", "changed", "gone", "new")} == {
+        "same": ["a"],
+        "changed": ["b"],
+        "gone": ["c"],
+        "new": ["d"],
+    }

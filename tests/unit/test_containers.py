@@ -22,13 +22,25 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = matrix.load(ROOT / "wheel_matrix.toml").default()
-REQUEST = containers.Request(TARGET, ("3.12", "3.13"), ("--target", TARGET.name, "--kernels", "hdim64,fwd"), "an/image:1")
+REQUEST = containers.Request(
+    TARGET, ("3.12", "3.13"), ("--target", TARGET.name, "--kernels", "hdim64,fwd"), "an/image:1"
+)
 
 
 def test_the_container_gets_the_repository_s_files_and_a_package_that_runs_our_build(tmp_path: Path) -> None:
     package = containers.stage(ROOT, tmp_path / "project", ("3.12", "3.13"))
-    there = {p.relative_to(tmp_path / "project").as_posix() for p in (tmp_path / "project").rglob("*") if p.is_file()}
-    assert {"wheel_matrix.toml", "patches/series", "scripts/wheels/build.py", "package/pyproject.toml", "package/backend.py"} <= there
+    there = {
+        p.relative_to(tmp_path / "project").as_posix()
+        for p in (tmp_path / "project").rglob("*")
+        if p.is_file()
+    }
+    assert {
+        "wheel_matrix.toml",
+        "patches/series",
+        "scripts/wheels/build.py",
+        "package/pyproject.toml",
+        "package/backend.py",
+    } <= there
     assert not [name for name in there if name.startswith(("build/", "dist/", ".git/", "upstream/"))]
     described = tomllib.loads((package / "pyproject.toml").read_text())
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
@@ -43,12 +55,20 @@ def test_the_settings_are_cibuildwheel_s_own_words(tmp_path: Path) -> None:
     from cibuildwheel.options import CommandLineArguments
 
     config = tmp_path / "cibuildwheel.toml"
-    config.write_text(containers.configuration(REQUEST, containers.Engine("podman", {}, ()), ["rich>=14"], "/usr/bin/python3"))
+    config.write_text(
+        containers.configuration(
+            REQUEST, containers.Engine("podman", {}, ()), ["rich>=14"], "/usr/bin/python3"
+        )
+    )
     package = containers.stage(ROOT, tmp_path / "project", REQUEST.pythons)
     arguments = CommandLineArguments.defaults()
     arguments.platform, arguments.config_file, arguments.package_dir = "linux", str(config), package
     read = options.Options(platform="linux", command_line_arguments=arguments, env={})
-    assert [i for i in ("cp311-manylinux_x86_64", "cp312-manylinux_x86_64", "cp313-manylinux_x86_64") if read.globals.build_selector(i)] == [
+    assert [
+        i
+        for i in ("cp311-manylinux_x86_64", "cp312-manylinux_x86_64", "cp313-manylinux_x86_64")
+        if read.globals.build_selector(i)
+    ] == [
         "cp312-manylinux_x86_64",
         "cp313-manylinux_x86_64",
     ]
@@ -58,13 +78,18 @@ def test_the_settings_are_cibuildwheel_s_own_words(tmp_path: Path) -> None:
     assert built.container_engine.disable_host_mount
     assert built.container_engine.create_args == (f"--volume={layout.cache('containers')}:/root/.cache",)
     assert built.manylinux_images["x86_64"] == "an/image:1"
-    assert built.environment.as_dictionary({}, executor=None)["FA2_BUILD"] == f"--target {TARGET.name} --kernels hdim64,fwd"
+    assert (
+        built.environment.as_dictionary({}, executor=None)["FA2_BUILD"]
+        == f"--target {TARGET.name} --kernels hdim64,fwd"
+    )
     assert "--kernels-only --python 3.12 --target" in built.before_all
     assert "--exclude 'libtorch*.so'" in built.repair_command
     assert built.audit_command == ["/usr/bin/python3 -m scripts audit {wheel}"]
 
 
-def test_the_backend_builds_for_its_own_python_and_hands_over_the_one_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_builds_for_its_own_python_and_hands_over_the_one_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the real interface of a build frontend and a stand-in for our build."""
     from scripts.wheels import pep517
 
@@ -85,7 +110,9 @@ def test_the_backend_builds_for_its_own_python_and_hands_over_the_one_wheel(tmp_
         pep517.build_wheel(str(tmp_path / "out"))
 
 
-def test_a_wheel_of_a_container_does_not_keep_the_proof_of_other_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_of_a_container_does_not_keep_the_proof_of_other_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a stand-in for cibuildwheel and its engine."""
     name, out = "flash_attn-1-cp312-cp312-manylinux_2_34_x86_64.whl", tmp_path / "dist"
     out.mkdir()
@@ -106,7 +133,9 @@ def test_a_wheel_of_a_container_does_not_keep_the_proof_of_other_bytes(tmp_path:
     assert not wheel.proof_path(out / name).exists()
 
 
-def test_an_image_that_is_not_there_says_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_is_not_there_says_how_to_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ToolchainError, match=r"no container engine: .*podman is not installed"):
         containers.find_engine("an/image:1", tmp_path)
@@ -122,7 +151,9 @@ def test_an_image_that_is_not_there_says_how_to_make_it(tmp_path: Path, monkeypa
         ("", "no.whl", "is damaged, or no wheel"),
     ],
 )
-def test_a_wheel_may_need_only_what_its_users_have(tmp_path: Path, needs: str, name: str, problem: str | None) -> None:
+def test_a_wheel_may_need_only_what_its_users_have(
+    tmp_path: Path, needs: str, name: str, problem: str | None
+) -> None:
     (tmp_path / "a.c").write_text('#include <stdio.h>\nint f(void) { return puts("f"); }\n')
     libraries = []
     if needs:

@@ -37,8 +37,17 @@ def deb(path: Path, contents: dict[str, str]) -> Path:
     control = io.BytesIO()
     with tarfile.open(fileobj=control, mode="w:xz"):
         pass
-    parts = [("debian-binary", b"2.0\n"), ("control.tar.xz", control.getvalue()), ("data.tar.xz", data.getvalue())]
-    body = b"".join(f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(part):<10}`\n".encode() + part + b"\n" * (len(part) % 2) for name, part in parts)
+    parts = [
+        ("debian-binary", b"2.0\n"),
+        ("control.tar.xz", control.getvalue()),
+        ("data.tar.xz", data.getvalue()),
+    ]
+    body = b"".join(
+        f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(part):<10}`\n".encode()
+        + part
+        + b"\n" * (len(part) % 2)
+        for name, part in parts
+    )
     path.write_bytes(b"!<arch>\n" + body)
     return path
 
@@ -48,13 +57,21 @@ def headers(folder: Path) -> None:
     folder.mkdir()
     with zipfile.ZipFile(folder / "cuda_headers-1-py3-none-any.whl", "w") as archive:
         archive.writestr("nvidia/cuda_runtime/include/cuda_runtime.h", "// runtime\n")
-        archive.writestr("cuda_headers-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: cuda-headers\nVersion: 1\n")
-        archive.writestr("cuda_headers-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "cuda_headers-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: cuda-headers\nVersion: 1\n"
+        )
+        archive.writestr(
+            "cuda_headers-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr("cuda_headers-1.dist-info/RECORD", "")
 
 
 def wanted(package: Path, **other: str) -> matrix.Assembled:
-    fields = {"package": "pool/c/cuda_12.4~1_amd64.deb", "sha256": hashlib.sha256(package.read_bytes()).hexdigest(), **other}
+    fields = {
+        "package": "pool/c/cuda_12.4~1_amd64.deb",
+        "sha256": hashlib.sha256(package.read_bytes()).hexdigest(),
+        **other,
+    }
     return matrix.Assembled(**fields, headers=("cuda-headers==1",))
 
 
@@ -77,13 +94,17 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
     server.close()
 
 
-def test_a_toolkit_is_assembled_where_nvcc_looks_for_its_parts(tmp_path: Path, mirror: tuple[Path, list[str]]) -> None:
+def test_a_toolkit_is_assembled_where_nvcc_looks_for_its_parts(
+    tmp_path: Path, mirror: tuple[Path, list[str]]
+) -> None:
     package, asked = mirror
     shared = tmp_path / "shared"
     shared.mkdir()
     debian.assemble(wanted(package), shared / "12.4.1", tmp_path / "log")
     assert asked == ["/debian/pool/c/cuda_12.4~1_amd64.deb"]
-    found = {p.relative_to(shared / "12.4.1").as_posix(): p.read_text() for p in shared.rglob("*") if p.is_file()}
+    found = {
+        p.relative_to(shared / "12.4.1").as_posix(): p.read_text() for p in shared.rglob("*") if p.is_file()
+    }
     assert found.pop("bin/nvcc.profile").startswith("TOP = ")
     assert found == {
         "bin/nvcc": "the compiler",
@@ -104,7 +125,9 @@ def test_a_toolkit_is_assembled_where_nvcc_looks_for_its_parts(tmp_path: Path, m
         ({"headers": ("absent-headers==1",)}, "could not install CUDA's headers"),
     ],
 )
-def test_what_is_not_as_the_matrix_says_is_not_kept(tmp_path: Path, mirror: tuple[Path, list[str]], change: dict, expected: str) -> None:
+def test_what_is_not_as_the_matrix_says_is_not_kept(
+    tmp_path: Path, mirror: tuple[Path, list[str]], change: dict, expected: str
+) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     with pytest.raises(ToolchainError, match=expected):
@@ -116,12 +139,16 @@ def test_a_mirror_that_does_not_answer_is_named_with_what_to_do(
     tmp_path: Path, mirror: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(debian.MIRROR, "http://127.0.0.1:9/debian")
-    with pytest.raises(ToolchainError, match=r"could not fetch http://127\.0\.0\.1:9/debian/pool/.*DEBIAN_MIRROR"):
+    with pytest.raises(
+        ToolchainError, match=r"could not fetch http://127\.0\.0\.1:9/debian/pool/.*DEBIAN_MIRROR"
+    ):
         debian.assemble(wanted(mirror[0]), tmp_path / "12.4.1", tmp_path / "log")
 
 
 @pytest.mark.parametrize("content", [None, {}, {"./usr/bin/ptxas": "ptxas"}])
-def test_a_package_without_a_compiler_or_no_package_is_an_error(tmp_path: Path, content: dict[str, str] | None) -> None:
+def test_a_package_without_a_compiler_or_no_package_is_an_error(
+    tmp_path: Path, content: dict[str, str] | None
+) -> None:
     package = tmp_path / "some.deb"
     if content is None:
         package.write_bytes(b"<html>not found</html>")
@@ -134,13 +161,20 @@ def test_a_package_without_a_compiler_or_no_package_is_an_error(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("listed", "expected"),
     [
-        ("http://mirror.example/debian-security/\nhttps://mirror.example/debian/\n", "https://mirror.example/debian"),
+        (
+            "http://mirror.example/debian-security/\nhttps://mirror.example/debian/\n",
+            "https://mirror.example/debian",
+        ),
         ("http://a.example/ubuntu/\n", None),
     ],
 )
-def test_the_mirror_is_that_of_the_machine_s_apt(monkeypatch: pytest.MonkeyPatch, listed: str, expected: str | None) -> None:
+def test_the_mirror_is_that_of_the_machine_s_apt(
+    monkeypatch: pytest.MonkeyPatch, listed: str, expected: str | None
+) -> None:
     monkeypatch.delenv(debian.MIRROR, raising=False)
-    monkeypatch.setattr(debian.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, listed, ""))
+    monkeypatch.setattr(
+        debian.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, listed, "")
+    )
     if expected:
         assert debian.mirror() == expected
         return

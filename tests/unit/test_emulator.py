@@ -40,5 +40,7 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
         emulator.package(tools, applied, (), "90", None)
     edited.write_text(committed)
     monkeypatch.setattr(compiling, "compile_units", lambda *_: compiling.Compiled((Path("a.o"),), 0, 0, 0, 0))
-    site = emulator.package(tools, tree.apply(patches, PIN, checkout_of(BASE), applied.root), (), "90", None)[0]
+    site = emulator.package(tools, tree.apply(patches, PIN, checkout_of(BASE), applied.root), (), "90", None)[
+        0
+    ]
     assert (site / "flash_attn/__init__.py").read_text() == committed

@@ -21,7 +21,9 @@ CODE = "#pragma once\n#define FORK 1  // FORK_OLD\n/* gone */\ninline int fork( 
 Make = Callable[..., Path]
 
 
-def outcomes(make_series: Make, tmp_path: Path, *edits: tuple[str, dict[str, str], str]) -> list[guards.Outcome]:
+def outcomes(
+    make_series: Make, tmp_path: Path, *edits: tuple[str, dict[str, str], str]
+) -> list[guards.Outcome]:
     whole = model.read(make_series(*edits))
     return guards.run(whole, tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source"))
 
@@ -36,24 +38,42 @@ def outcomes(make_series: Make, tmp_path: Path, *edits: tuple[str, dict[str, str
         "symbol twenty in setup.py",
     ],
 )
-def test_a_guard_fails_without_its_patch_and_passes_with_it(make_series: Make, tmp_path: Path, guard: str) -> None:
-    edit = ("Add a header", {HEADER: CODE, "setup.py": BASE["setup.py"].replace("line 20", "twenty = 20")}, guard)
+def test_a_guard_fails_without_its_patch_and_passes_with_it(
+    make_series: Make, tmp_path: Path, guard: str
+) -> None:
+    edit = (
+        "Add a header",
+        {HEADER: CODE, "setup.py": BASE["setup.py"].replace("line 20", "twenty = 20")},
+        guard,
+    )
     (found,) = outcomes(make_series, tmp_path, edit)
     assert found.discriminates
     guards.require([found])
 
 
 @pytest.mark.parametrize(
-    "guard", [f"symbol gone in {HEADER}", f"macro FORK_OLD in {HEADER}", f"signature 3 x fork(int a in {HEADER}", "symbol x in absent.h"]
+    "guard",
+    [
+        f"symbol gone in {HEADER}",
+        f"macro FORK_OLD in {HEADER}",
+        f"signature 3 x fork(int a in {HEADER}",
+        "symbol x in absent.h",
+    ],
 )
-def test_what_stands_in_a_comment_or_too_few_times_is_not_there(make_series: Make, tmp_path: Path, guard: str) -> None:
+def test_what_stands_in_a_comment_or_too_few_times_is_not_there(
+    make_series: Make, tmp_path: Path, guard: str
+) -> None:
     found = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, guard))
-    with pytest.raises(GuardError, match=r"0001-Add-a-header\.patch: guard .* fails on the tree with the patch"):
+    with pytest.raises(
+        GuardError, match=r"0001-Add-a-header\.patch: guard .* fails on the tree with the patch"
+    ):
         guards.require(found)
 
 
 def test_a_guard_on_a_file_that_is_not_there_says_so(make_series: Make, tmp_path: Path) -> None:
-    found = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "symbol fork in csrc/flash_attn/src/fork.hp"))
+    found = outcomes(
+        make_series, tmp_path, ("Add a header", {HEADER: CODE}, "symbol fork in csrc/flash_attn/src/fork.hp")
+    )
     with pytest.raises(GuardError, match=r"that has no file csrc/flash_attn/src/fork\.hp"):
         guards.require(found)
 
@@ -66,24 +86,38 @@ def test_a_guard_that_upstream_passes_guards_nothing(make_series: Make, tmp_path
 
 def test_a_later_patch_that_undoes_an_earlier_one_is_told(make_series: Make, tmp_path: Path) -> None:
     first = ("Add a header", {HEADER: CODE}, f"macro FORK in {HEADER}")
-    second = ("Drop the macro", {HEADER: CODE.replace("#define FORK 1", "#define OTHER 1")}, f"macro OTHER in {HEADER}")
+    second = (
+        "Drop the macro",
+        {HEADER: CODE.replace("#define FORK 1", "#define OTHER 1")},
+        f"macro OTHER in {HEADER}",
+    )
     with pytest.raises(GuardError, match=r"0001-.* fails on the whole series: a later patch undoes it"):
         guards.require(outcomes(make_series, tmp_path, first, second))
 
 
-def test_a_named_test_sees_the_tree(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_test_sees_the_tree(
+    make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository = tmp_path / "repository"
     (repository / "tests/guards").mkdir(parents=True)
     (repository / "tests/guards/conftest.py").write_text(
         "import pathlib, pytest\ndef pytest_addoption(parser):\n    parser.addoption('--tree')\n"
         "@pytest.fixture\ndef tree(request):\n    return pathlib.Path(request.config.getoption('--tree'))\n"
     )
-    (repository / "tests/guards/test_it.py").write_text(f"def test_header(tree):\n    assert (tree / '{HEADER}').is_file()\n")
+    (repository / "tests/guards/test_it.py").write_text(
+        f"def test_header(tree):\n    assert (tree / '{HEADER}').is_file()\n"
+    )
     monkeypatch.setattr(layout, "ROOT", repository)
-    (found,) = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_header"))
+    (found,) = outcomes(
+        make_series, tmp_path, ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_header")
+    )
     assert found.discriminates
     with pytest.raises(GuardError, match="pytest exited with"):
-        outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_absent"))
+        outcomes(
+            make_series,
+            tmp_path,
+            ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_absent"),
+        )
 
 
 def test_a_compiled_symbol_is_looked_for_in_the_object(make_series: Make, tmp_path: Path) -> None:
@@ -115,7 +149,13 @@ def test_a_patch_without_a_guard_is_refused(make_series: Make, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "text", ["symbol root in ../../etc/passwd", "symbol root in /etc/passwd", "signature 0 x fork in a.h", "test tests/guards/test_absent.py::test_x"]
+    "text",
+    [
+        "symbol root in ../../etc/passwd",
+        "symbol root in /etc/passwd",
+        "signature 0 x fork in a.h",
+        "test tests/guards/test_absent.py::test_x",
+    ],
 )
 def test_a_guard_that_can_guard_nothing_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"no path within|always there|there is no"):

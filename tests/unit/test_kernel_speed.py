@@ -11,9 +11,27 @@ from scripts.base.errors import NotVerified, UsageError
 from scripts.lab import kernel_speed
 
 
-def row(group: str, variant: str, ms: float, mb: float = 100.0, batch: int = 4, len_k: int = 2048, head_dim: int = 64) -> dict[str, Any]:
+def row(
+    group: str,
+    variant: str,
+    ms: float,
+    mb: float = 100.0,
+    batch: int = 4,
+    len_k: int = 2048,
+    head_dim: int = 64,
+) -> dict[str, Any]:
     case = f"{group} d{head_dim} {batch}x{len_k}"
-    return {"group": group, "case": case, "variant": variant, "ms": ms, "mb": mb, "ratio": ms, "batch": batch, "len_k": len_k, "head_dim": head_dim}
+    return {
+        "group": group,
+        "case": case,
+        "variant": variant,
+        "ms": ms,
+        "mb": mb,
+        "ratio": ms,
+        "batch": batch,
+        "len_k": len_k,
+        "head_dim": head_dim,
+    }
 
 
 def rows(**changed: float) -> list[dict[str, Any]]:
@@ -31,14 +49,27 @@ def rows(**changed: float) -> list[dict[str, Any]]:
     found = []
     for length in (2048, 4096):
         found += [row("prefill", "stock", 1.0, len_k=length), row("prefill", "off", 1.0, len_k=length)]
-        found += [row("prefill", "on", told["prefill"], told["mb"], len_k=length), row("prefill", "on 512", told["fine"], len_k=length)]
+        found += [
+            row("prefill", "on", told["prefill"], told["mb"], len_k=length),
+            row("prefill", "on 512", told["fine"], len_k=length),
+        ]
         found.append(row("prefill", "on 2048", told["one_chunk"] if length == 2048 else 1.2, len_k=length))
-    found += [row("chunked", name, ms, batch=1, len_k=131584) for name, ms in (("stock", 1.2), ("stock, one split", 1.0), ("on", told["chunked"]))]
+    found += [
+        row("chunked", name, ms, batch=1, len_k=131584)
+        for name, ms in (("stock", 1.2), ("stock, one split", 1.0), ("on", told["chunked"]))
+    ]
     for batch, keys in ((1, 131072), (256, 2048)):
-        found += [row("decode", "stock", 1.0, batch=batch, len_k=keys), row("decode", "on", told["decode"], batch=batch, len_k=keys)]
+        found += [
+            row("decode", "stock", 1.0, batch=batch, len_k=keys),
+            row("decode", "on", told["decode"], batch=batch, len_k=keys),
+        ]
     found.append(row("decode", "stock, one split", told["one_split"], batch=1, len_k=131072))
     found += [row("backward", "stock", 1.0), row("backward", "on", told["backward"], told["mb"])]
-    return [*found, row("million keys", "stock", 9.0, batch=1, len_k=2**20), row("million keys", "on", 9.5, batch=1, len_k=2**20)]
+    return [
+        *found,
+        row("million keys", "stock", 9.0, batch=1, len_k=2**20),
+        row("million keys", "on", 9.5, batch=1, len_k=2**20),
+    ]
 
 
 def test_figures_that_meet_every_goal() -> None:
@@ -49,9 +80,15 @@ def test_figures_that_meet_every_goal() -> None:
     ("changed", "missed"),
     [
         ({"prefill": 1.06}, ["prefill, default split_size: geometric mean"]),
-        ({"prefill": 1.2}, ["prefill, default split_size: geometric mean", "prefill, default split_size: the worst"]),
+        (
+            {"prefill": 1.2},
+            ["prefill, default split_size: geometric mean", "prefill, default split_size: the worst"],
+        ),
         ({"one_chunk": 1.02}, ["prefill, keys within one chunk: the worst"]),
-        ({"mb": 110.0}, ["prefill: memory above stock's, the most", "backward: memory above stock's, the most"]),
+        (
+            {"mb": 110.0},
+            ["prefill: memory above stock's, the most", "backward: memory above stock's, the most"],
+        ),
         ({"fine": 1.2}, ["prefill, split_size 512: geometric mean"]),
         ({"chunked": 1.1}, ["512 new tokens on 16 k and 128 k, against stock's best: the worst"]),
         ({"decode": 1.05}, ["decode, default split_size: geometric mean"]),
@@ -66,7 +103,9 @@ def test_a_goal_that_is_missed_is_called_so(changed: dict[str, float], missed: l
 def test_several_cases_count_by_their_geometric_mean_their_worst_and_the_most_memory() -> None:
     found = rows()
     for length, ms, mb in ((2048, 0.5, 90.0), (4096, 2.0, 103.0)):
-        next(r for r in found if r["variant"] == "on" and r["group"] == "prefill" and r["len_k"] == length).update(ms=ms, mb=mb)
+        next(
+            r for r in found if r["variant"] == "on" and r["group"] == "prefill" and r["len_k"] == length
+        ).update(ms=ms, mb=mb)
     told = {goal.what: goal.value for goal in kernel_speed.goals(found)}
     assert told["prefill, default split_size: geometric mean"] == pytest.approx(1.0)
     assert told["prefill, default split_size: the worst"] == 2.0
@@ -75,7 +114,10 @@ def test_several_cases_count_by_their_geometric_mean_their_worst_and_the_most_me
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     found = kernel_speed.goals([r for r in rows() if r["group"] != "backward"])
-    assert {goal.what.split(":")[0] for goal in found if goal.met is None} == {"backward, against stock's deterministic=True", "backward"}
+    assert {goal.what.split(":")[0] for goal in found if goal.met is None} == {
+        "backward, against stock's deterministic=True",
+        "backward",
+    }
 
 
 def figures(path: Path, found: list[dict[str, Any]]) -> Path:
@@ -92,7 +134,9 @@ def figures(path: Path, found: list[dict[str, Any]]) -> Path:
         ('{"rows": [{"group": "decode"}]}', "it lacks 'case'"),
     ],
 )
-def test_a_file_that_is_none_of_figures_is_an_error_that_names_it(tmp_path: Path, content: str, expected: str) -> None:
+def test_a_file_that_is_none_of_figures_is_an_error_that_names_it(
+    tmp_path: Path, content: str, expected: str
+) -> None:
     path = tmp_path / "bench.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=f"bench.json.*{expected}"):
@@ -106,7 +150,11 @@ def test_figures_without_stock_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["time.svg", "time.png"])
 def test_the_picture_has_a_line_for_each_variant(tmp_path: Path, name: str) -> None:
-    found = [row("length", variant, 1.0, 100.0, 32768 // n, n) for variant in ("stock", "on", "on 512") for n in (1024, 2048)]
+    found = [
+        row("length", variant, 1.0, 100.0, 32768 // n, n)
+        for variant in ("stock", "on", "on 512")
+        for n in (1024, 2048)
+    ]
     folder = tmp_path / "pictures"
     folder.mkdir()
     picture = folder / name

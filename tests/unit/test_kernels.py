@@ -32,7 +32,14 @@ def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchai
     script.write_text("#!/bin/sh\nfor last; do :; done\n" + compiler)
     script.chmod(0o755)
     env = Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0+cu130", "13.0", True)
-    return Toolchain(Toolkit(script, "13.0", "V13.0.88", (), "a test"), script, "g++ 12", _tool("ninja"), _tool("sccache") if cache else None, env)
+    return Toolchain(
+        Toolkit(script, "13.0", "V13.0.88", (), "a test"),
+        script,
+        "g++ 12",
+        _tool("ninja"),
+        _tool("sccache") if cache else None,
+        env,
+    )
 
 
 def tree(tmp_path: Path) -> Tree:
@@ -43,7 +50,9 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
 
 
-def plan(tmp_path: Path, tools: Toolchain, chosen: tuple[kernel_set.Kernel, ...] = KERNELS, arch: str = "90") -> kernels.Plan:
+def plan(
+    tmp_path: Path, tools: Toolchain, chosen: tuple[kernel_set.Kernel, ...] = KERNELS, arch: str = "90"
+) -> kernels.Plan:
     return kernels.Plan(tree(tmp_path), tools, chosen, (arch,), tmp_path / "build")
 
 
@@ -52,11 +61,17 @@ def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> compiling.Co
     return compiling.compile_units(planned, kernels.kernel_units(planned), jobs)
 
 
-def test_kernel_files_are_told_for_which_gpus_they_are_compiled_and_upstream_s_own_are_not(tmp_path: Path) -> None:
+def test_kernel_files_are_told_for_which_gpus_they_are_compiled_and_upstream_s_own_are_not(
+    tmp_path: Path,
+) -> None:
     planned = plan(tmp_path, toolchain(tmp_path, ""))
     assert kernels.for_gpus(("80", "90")) == "-DFORK_ARCHITECTURES=0x011"
     assert "-DFORK_ARCHITECTURES=0x010" in kernels.nvcc_flags(planned)
-    assert not [flag for flag in kernels.nvcc_flags(dataclasses.replace(planned, flavour=kernels.STOCK)) if "FORK_ARCHITECTURES" in flag]
+    assert not [
+        flag
+        for flag in kernels.nvcc_flags(dataclasses.replace(planned, flavour=kernels.STOCK))
+        if "FORK_ARCHITECTURES" in flag
+    ]
 
 
 def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
@@ -70,28 +85,43 @@ def test_two_plans_are_compiled_side_by_side_each_from_its_own_tree(tmp_path: Pa
     tools = toolchain(tmp_path, 'pwd >> "$0.calls"; touch "$last"\n')
     one = plan(tmp_path, tools)
     shutil.copytree(one.tree.root, tmp_path / "other")
-    other = dataclasses.replace(one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", kernel_sources="a" * 64, seen=time.time_ns()))
+    other = dataclasses.replace(
+        one,
+        tree=dataclasses.replace(
+            one.tree, root=tmp_path / "other", kernel_sources="a" * 64, seen=time.time_ns()
+        ),
+    )
     work = [(planned, kernels.kernel_units(planned)) for planned in (one, other)]
     done = compiling.compile_together(work, 1)
     assert done.built == 2 * len(KERNELS) == len(set(done.objects))
     assert list(done.objects) == [unit.target for _, units in work for unit in units]
     assert all(path.exists() for path in done.objects)
-    assert (tmp_path / "compiler.calls").read_text().split() == [str(one.tree.root), str(other.tree.root)] * len(KERNELS)
+    assert (tmp_path / "compiler.calls").read_text().split() == [
+        str(one.tree.root),
+        str(other.tree.root),
+    ] * len(KERNELS)
 
 
 def test_two_plans_of_the_same_kernels_are_compiled_once(tmp_path: Path) -> None:
     """As before and after a patch that touches the binding or Python alone."""
     tools = toolchain(tmp_path, 'echo >> "$0.calls"; touch "$last"\n')
     one = plan(tmp_path, tools)
-    other = dataclasses.replace(one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", commit="a" * 40))
+    other = dataclasses.replace(
+        one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", commit="a" * 40)
+    )
     shutil.copytree(one.tree.root, other.tree.root)
-    done = compiling.compile_together([(planned, kernels.kernel_units(planned)) for planned in (one, other)], 2)
+    done = compiling.compile_together(
+        [(planned, kernels.kernel_units(planned)) for planned in (one, other)], 2
+    )
     assert done.built == len(KERNELS) == len(done.objects)
     assert (tmp_path / "compiler.calls").read_text().count("\n") == len(KERNELS)
 
 
 def test_a_failure_names_command_output_log_and_what_was_finished_stays(tmp_path: Path) -> None:
-    tools = toolchain(tmp_path, 'case "$last" in *bwd_hdim64_fp16.o.part) echo "a.h(3): error: oh no"; exit 1;; esac; touch "$last"\n')
+    tools = toolchain(
+        tmp_path,
+        'case "$last" in *bwd_hdim64_fp16.o.part) echo "a.h(3): error: oh no"; exit 1;; esac; touch "$last"\n',
+    )
     with pytest.raises(CompileError) as caught:
         compile_all(tmp_path, tools, jobs=1)
     text = str(caught.value)
@@ -105,15 +135,23 @@ def test_a_failure_names_command_output_log_and_what_was_finished_stays(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("says", "hint"), [("nvcc error: 'cicc' died due to signal 9 (Kill signal)", "--jobs 1"), ("fatal: No space left on device", "disk is full")]
+    ("says", "hint"),
+    [
+        ("nvcc error: 'cicc' died due to signal 9 (Kill signal)", "--jobs 1"),
+        ("fatal: No space left on device", "disk is full"),
+    ],
 )
 def test_a_known_cause_comes_with_what_to_try(tmp_path: Path, says: str, hint: str) -> None:
     with pytest.raises(CompileError, match=hint):
         compile_all(tmp_path, toolchain(tmp_path, f'echo "{says}"; exit 1\n'))
 
 
-def test_an_interrupt_stops_the_compilers_keeps_what_is_done_and_leaves_nothing_half_written(tmp_path: Path) -> None:
-    tools = toolchain(tmp_path, 'case "$last" in *split*) echo half > "$last"; sleep 60;; esac; touch "$last"\n')
+def test_an_interrupt_stops_the_compilers_keeps_what_is_done_and_leaves_nothing_half_written(
+    tmp_path: Path,
+) -> None:
+    tools = toolchain(
+        tmp_path, 'case "$last" in *split*) echo half > "$last"; sleep 60;; esac; touch "$last"\n'
+    )
     code = f"""
 import signal, sys
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # as scripts.__main__ does
@@ -135,7 +173,9 @@ except KeyboardInterrupt:
     assert process.wait(timeout=30) == 130
     left = sorted(p.name for p in (tmp_path / "build/kernels").rglob("*.o*"))
     assert not [name for name in left if "split" in name or "part" in name]
-    running = subprocess.run(["pgrep", "-f", str(tmp_path / "compiler")], capture_output=True, text=True, check=False).stdout
+    running = subprocess.run(
+        ["pgrep", "-f", str(tmp_path / "compiler")], capture_output=True, text=True, check=False
+    ).stdout
     assert not running
     assert compile_all(tmp_path, toolchain(tmp_path, 'touch "$last"\n')).built == len(KERNELS) - len(left)
 
@@ -147,7 +187,11 @@ def test_longest_files_come_first(tmp_path: Path) -> None:
 
 def test_the_binding_s_folder_follows_the_kernel_choice_and_the_kernels_do_not(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, "")
-    whole, fewer, other = plan(tmp_path, tools), plan(tmp_path, tools, KERNELS[:2]), plan(tmp_path, tools, arch="80")
+    whole, fewer, other = (
+        plan(tmp_path, tools),
+        plan(tmp_path, tools, KERNELS[:2]),
+        plan(tmp_path, tools, arch="80"),
+    )
     stock = dataclasses.replace(whole, flavour=kernels.STOCK)
     bindings = {kernels.binding_unit(p).target for p in (whole, fewer, stock)}
     assert len(bindings) == 3
@@ -162,7 +206,13 @@ def test_kernels_serve_every_torch_and_python_and_the_binding_one(tmp_path: Path
     tools = toolchain(tmp_path, "")
     other = dataclasses.replace(
         tools,
-        for_python=dataclasses.replace(tools.environment, torch="2.12.1+cu130", tag="cp313", site=tmp_path / "other", include=tmp_path / "python"),
+        for_python=dataclasses.replace(
+            tools.environment,
+            torch="2.12.1+cu130",
+            tag="cp313",
+            site=tmp_path / "other",
+            include=tmp_path / "python",
+        ),
     )
     ours, theirs = plan(tmp_path, tools), plan(tmp_path, other)
     assert kernels.kernel_units(ours) == kernels.kernel_units(theirs)
@@ -173,7 +223,9 @@ def test_kernels_serve_every_torch_and_python_and_the_binding_one(tmp_path: Path
 
 def test_the_command_of_a_kernel_names_no_torch_and_no_python(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, 'echo "$@" >> "$0.args"; touch "$last"\n')
-    environment = dataclasses.replace(tools.environment, site=tmp_path / "site", include=tmp_path / "python-headers")
+    environment = dataclasses.replace(
+        tools.environment, site=tmp_path / "site", include=tmp_path / "python-headers"
+    )
     planned = plan(tmp_path, dataclasses.replace(tools, for_python=environment))
     compiling.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
     commands = (tmp_path / "compiler.args").read_text().splitlines()
@@ -191,23 +243,41 @@ def test_jobs_are_limited_by_memory() -> None:
 def test_a_program_that_cannot_run_is_an_error_that_says_what_was_tried(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"no step: cannot run /absent/program -x: No such file"):
         run(["/absent/program", "-x"], error=ToolchainError, what="no step")
-    with pytest.raises(BuildError, match=r"(?s)step: .*exited with 3\..*  said.*The full log is .*log\.txt\.\nTry it"):
-        run(["sh", "-c", "echo said; exit 3"], error=BuildError, what="step", hint="Try it", log=tmp_path / "log.txt")
+    with pytest.raises(
+        BuildError, match=r"(?s)step: .*exited with 3\..*  said.*The full log is .*log\.txt\.\nTry it"
+    ):
+        run(
+            ["sh", "-c", "echo said; exit 3"],
+            error=BuildError,
+            what="step",
+            hint="Try it",
+            log=tmp_path / "log.txt",
+        )
     assert "said" in (tmp_path / "log.txt").read_text()
 
 
 @given(st.integers(0, 10**7))
 def test_durations_read_back_to_the_second(seconds: int) -> None:
     total = 0
-    for number, unit in [(part[:-1], part[-1]) for part in console.duration(seconds).replace("h", "h ").replace("m", "m ").split()]:
+    for number, unit in [
+        (part[:-1], part[-1])
+        for part in console.duration(seconds).replace("h", "h ").replace("m", "m ").split()
+    ]:
         total += int(number) * {"h": 3600, "m": 60, "s": 1}[unit]
     assert total == seconds
 
 
-@pytest.mark.parametrize(("torch", "standard"), [("2.11.0+cu130", "c++17"), ("2.13.0", "c++17"), ("2.14.1+cu130", "c++20"), ("2.15.0", "c++20")])
-def test_the_binding_is_compiled_for_the_standard_that_its_torch_asks_for(tmp_path: Path, torch: str, standard: str) -> None:
+@pytest.mark.parametrize(
+    ("torch", "standard"),
+    [("2.11.0+cu130", "c++17"), ("2.13.0", "c++17"), ("2.14.1+cu130", "c++20"), ("2.15.0", "c++20")],
+)
+def test_the_binding_is_compiled_for_the_standard_that_its_torch_asks_for(
+    tmp_path: Path, torch: str, standard: str
+) -> None:
     tools = toolchain(tmp_path, 'echo "$@" >> "$0.args"; touch "$last"\n')
-    planned = plan(tmp_path, dataclasses.replace(tools, for_python=dataclasses.replace(tools.environment, torch=torch)))
+    planned = plan(
+        tmp_path, dataclasses.replace(tools, for_python=dataclasses.replace(tools.environment, torch=torch))
+    )
     compiling.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
     for command in (tmp_path / "compiler.args").read_text().splitlines():
         assert f"-std={standard if '.cu ' not in command else 'c++17'}" in command
@@ -229,7 +299,10 @@ def test_one_choice_of_objects_is_one_extension(tmp_path: Path) -> None:
 def test_an_object_of_sources_that_were_edited_meanwhile_is_not_kept(tmp_path: Path, edit: str) -> None:
     """It would answer for the sources as they were, in every later build."""
     header = "csrc/flash_attn/src/fork.h"
-    tools = toolchain(tmp_path, f'sleep 0.2; [ -e "$0.edited" ] || {{ touch "$0.edited"; {edit} {header}; }}; cat {header} > "$last"\n')
+    tools = toolchain(
+        tmp_path,
+        f'sleep 0.2; [ -e "$0.edited" ] || {{ touch "$0.edited"; {edit} {header}; }}; cat {header} > "$last"\n',
+    )
     (tmp_path / "compiler.mine").write_text("edited\n")
     (tmp_path / "source" / header).parent.mkdir(parents=True)
     (tmp_path / "source" / header).write_text("committed\n")
@@ -247,16 +320,24 @@ def test_two_builds_in_one_clone_take_turns(tmp_path: Path) -> None:
     planned = plan(tmp_path, tools)
     units = kernels.kernel_units(planned)
     with ThreadPoolExecutor() as threads:
-        built = [done.built for done in threads.map(lambda _: compiling.compile_units(planned, units, 2), range(2))]
+        built = [
+            done.built for done in threads.map(lambda _: compiling.compile_units(planned, units, 2), range(2))
+        ]
     assert sorted(built) == [0, len(units)]
     assert len((tmp_path / "compiler.calls").read_text().split()) == len(units)
 
 
-def test_options_from_the_environment_reach_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_from_the_environment_reach_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "PTXAS_FLAGS"):
         monkeypatch.setenv(name, "-G")
     monkeypatch.setenv("KEPT", "kept")
     done = compile_all(
-        tmp_path, toolchain(tmp_path, 'echo "$KEPT$NVCC_APPEND_FLAGS$NVCC_PREPEND_FLAGS$CPATH$CPLUS_INCLUDE_PATH$PTXAS_FLAGS" > "$last"\n')
+        tmp_path,
+        toolchain(
+            tmp_path,
+            'echo "$KEPT$NVCC_APPEND_FLAGS$NVCC_PREPEND_FLAGS$CPATH$CPLUS_INCLUDE_PATH$PTXAS_FLAGS" > "$last"\n',
+        ),
     )
     assert {path.read_text() for path in done.objects} == {"kept\n"}

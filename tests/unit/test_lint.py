@@ -11,7 +11,10 @@ from tests.unit.conftest import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
 EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
-TWO = [("Change line 20", {"setup.py": EDIT}), ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})]
+TWO = [
+    ("Change line 20", {"setup.py": EDIT}),
+    ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"}),
+]
 FIRST = "0001-Change-line-20.patch"
 Make = Callable[..., Path]
 
@@ -50,18 +53,46 @@ def test_a_good_series_has_no_problem(make_series: Make) -> None:
         (swap("[PATCH] Change", "[PATCH] change"), "Subject", "not in the imperative"),
         (swap("line 20\n", "line 20.\n"), "Subject", "full stop"),
         (swap("line 20\n", "line 20 " + "x" * 70 + "\n"), "Subject", "characters; say it in 72"),
-        (swap("Because a test needs a patch of this kind and nothing else does.", "Because."), "Subject", "does not say why"),
-        (swap("Guard: symbol fork in csrc/flash_attn/src/fork.h\n", ""), "Upstream-Status", "no trailer Guard"),
+        (
+            swap("Because a test needs a patch of this kind and nothing else does.", "Because."),
+            "Subject",
+            "does not say why",
+        ),
+        (
+            swap("Guard: symbol fork in csrc/flash_attn/src/fork.h\n", ""),
+            "Upstream-Status",
+            "no trailer Guard",
+        ),
         (swap("Guard: symbol fork in", "Guard: hope for"), "Guard", "is none of 'symbol NAME in FILE'"),
-        (swap("Upstream-Status: Pending", "Upstream-Status: Submitted"), "Upstream-Status", "'Submitted' is not Pending"),
-        (swap("Upstream-Status: Pending", "Upstream-Status: Inappropriate []"), "Upstream-Status", "is not Pending"),
-        (swap("Feature: build\n", "Feature: build\nFeature: build\n"), "Feature: build", "a second trailer Feature"),
-        (swap("Feature: build\n", "Feature: build\n\nAnd more prose.\n"), "And more", "text after the trailers"),
+        (
+            swap("Upstream-Status: Pending", "Upstream-Status: Submitted"),
+            "Upstream-Status",
+            "'Submitted' is not Pending",
+        ),
+        (
+            swap("Upstream-Status: Pending", "Upstream-Status: Inappropriate []"),
+            "Upstream-Status",
+            "is not Pending",
+        ),
+        (
+            swap("Feature: build\n", "Feature: build\nFeature: build\n"),
+            "Feature: build",
+            "a second trailer Feature",
+        ),
+        (
+            swap("Feature: build\n", "Feature: build\n\nAnd more prose.\n"),
+            "And more",
+            "text after the trailers",
+        ),
         (swap("+line twenty", "+line twenty "), "+line twenty", "spaces at the end of a line of setup.py"),
         (swap("+line twenty", "+line twenty\r"), "+line twenty", "a carriage return"),
         (swap("+line twenty", "+ \tline"), "+ \t", "a space before a tab"),
         (swap("+line twenty", "+<<<<<<< HEAD"), "+<<<<", "a conflict marker in setup.py"),
-        (swap("Guard: symbol fork in csrc/flash_attn", "Guard: symbol fork in /etc"), "Guard", "no path within upstream's tree"),
+        (
+            swap("Guard: symbol fork in csrc/flash_attn", "Guard: symbol fork in /etc"),
+            "Guard",
+            "no path within upstream's tree",
+        ),
         (swap("of this kind", "of patch 2's kind"), "Because", "'patch 2': numbers change"),
         (swap("of this kind", "(compare -- --patch 0001)"), "Because", "'--patch 0001': numbers change"),
         (rename("../setup.py", "b"), "diff --git", "../setup.py is none of upstream's files"),
@@ -69,7 +100,9 @@ def test_a_good_series_has_no_problem(make_series: Make) -> None:
         (rename("csrc/cutlass/x.h"), "diff --git", "none of upstream's files"),
     ],
 )
-def test_a_fault_is_told_by_file_and_line(make_series: Make, edit: Callable[[Path], None], line: str, expected: str) -> None:
+def test_a_fault_is_told_by_file_and_line(
+    make_series: Make, edit: Callable[[Path], None], line: str, expected: str
+) -> None:
     folder = make_series(*TWO)
     edit(folder)
     problems = [p for p in lint.check(folder) if expected in p.text]
@@ -80,12 +113,19 @@ def test_a_fault_is_told_by_file_and_line(make_series: Make, edit: Callable[[Pat
 
 
 @pytest.mark.parametrize(("lines", "problems"), [(3, 0), (4, 1), (9, 1)])
-def test_more_context_than_git_writes_is_too_much(make_series: Make, tmp_path: Path, lines: int, problems: int) -> None:
+def test_more_context_than_git_writes_is_too_much(
+    make_series: Make, tmp_path: Path, lines: int, problems: int
+) -> None:
     folder = make_series(TWO[0])
     text = (folder / FIRST).read_text()
     start = text.index("@@ ")
     hunk = [f"@@ -{20 - lines},{2 * lines + 1} +{20 - lines},{2 * lines + 1} @@"]
-    hunk += [*(f" line {i}" for i in range(20 - lines, 20)), "-line 20", "+line twenty", *(f" line {i}" for i in range(21, 21 + lines))]
+    hunk += [
+        *(f" line {i}" for i in range(20 - lines, 20)),
+        "-line 20",
+        "+line twenty",
+        *(f" line {i}" for i in range(21, 21 + lines)),
+    ]
     (folder / FIRST).write_text(text[:start] + "\n".join(hunk) + "\n")
     assert len([p for p in lint.check(folder) if "more than 3 lines of context" in p.text]) == problems
 
@@ -121,13 +161,21 @@ def test_quoting_much_is_told(make_series: Make) -> None:
         (lambda p: (p / "series").write_text("# nothing\n"), "names no patch"),
         (lambda p: (p / "series").write_text(f"{FIRST}\n../x.patch\n"), "is no patch's file name"),
         (lambda p: (p / "series").write_text(f"{FIRST} # twice\n{FIRST}\n"), "already named in line 1"),
-        (lambda p: (p / "series").write_text(f"0002-Add-a-header.patch\n{FIRST}\n"), "is patch 1 of the series; nox -s export names it 0001-"),
-        (lambda p: (p / FIRST).write_bytes((p / FIRST).read_bytes().replace(b"\n", b"\r\n")), "lines end with carriage returns"),
+        (
+            lambda p: (p / "series").write_text(f"0002-Add-a-header.patch\n{FIRST}\n"),
+            "is patch 1 of the series; nox -s export names it 0001-",
+        ),
+        (
+            lambda p: (p / FIRST).write_bytes((p / FIRST).read_bytes().replace(b"\n", b"\r\n")),
+            "lines end with carriage returns",
+        ),
         (lambda p: (p / FIRST).write_bytes(b"From: caf\xe9\n"), "not UTF-8"),
         (lambda p: (p / "series").write_bytes(b"# caf\xe9\n"), "not UTF-8"),
     ],
 )
-def test_a_fault_of_the_series_file_is_told(make_series: Make, edit: Callable[[Path], object], expected: str) -> None:
+def test_a_fault_of_the_series_file_is_told(
+    make_series: Make, edit: Callable[[Path], object], expected: str
+) -> None:
     folder = make_series(*TWO)
     edit(folder)
     problems = lint.check(folder)
@@ -137,9 +185,17 @@ def test_a_fault_of_the_series_file_is_told(make_series: Make, edit: Callable[[P
 
 def test_a_patch_is_named_by_number_file_or_a_part(make_series: Make) -> None:
     whole = model.read(make_series(*TWO))
-    assert [whole.named(text) for text in ("1", "0002", FIRST, "0002-Add-a-header", "header")] == [0, 1, 0, 1, 1]
+    assert [whole.named(text) for text in ("1", "0002", FIRST, "0002-Add-a-header", "header")] == [
+        0,
+        1,
+        0,
+        1,
+        1,
+    ]
     for text in ("3", "absent", "line 20 header", ""):
-        with pytest.raises(model.SeriesError, match=r"names no patch of the series, which has:\n.*0001-Change-line-20\.patch"):
+        with pytest.raises(
+            model.SeriesError, match=r"names no patch of the series, which has:\n.*0001-Change-line-20\.patch"
+        ):
             whole.named(text)
     with pytest.raises(model.SeriesError, match="several"):
         whole.named("a")

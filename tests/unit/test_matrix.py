@@ -36,12 +36,24 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ('cuda = "13.0"', 'cuda = "13.0"\ncudda = "13.0"', ["targets.cu130-torch2.11.cudda: unknown key", "allowed are default, cuda, torch"]),
+        (
+            'cuda = "13.0"',
+            'cuda = "13.0"\ncudda = "13.0"',
+            ["targets.cu130-torch2.11.cudda: unknown key", "allowed are default, cuda, torch"],
+        ),
         ('cuda = "13.0"', "cuda = 13.0", ["targets.cu130-torch2.11.cuda", "string", "13.0"]),
         ('arch = ["90"]', 'arch = ["91"]', ["targets.cu130-torch2.11.arch.0", "'80'", "'91'"]),
         ('python = ["3.10"', 'python = ["2.7"', ["targets.cu130-torch2.11.python.0", "'3.13'"]),
-        ('torch = "2.11.0"', 'torch = "2.99.0"', ["targets.cu130-torch2.11.torch: torch 2.99.0 is not in [torch-cuda]", "2.11.0"]),
-        ('cuda = "13.0"\ntorch = "2.11.0"', 'cuda = "12.4"\ntorch = "2.11.0"', ["torch 2.11.0 is built for CUDA 13.0, not 12.4", "there is 2.6.0"]),
+        (
+            'torch = "2.11.0"',
+            'torch = "2.99.0"',
+            ["targets.cu130-torch2.11.torch: torch 2.99.0 is not in [torch-cuda]", "2.11.0"],
+        ),
+        (
+            'cuda = "13.0"\ntorch = "2.11.0"',
+            'cuda = "12.4"\ntorch = "2.11.0"',
+            ["torch 2.11.0 is built for CUDA 13.0, not 12.4", "there is 2.6.0"],
+        ),
         ('toolkit = "13.0.2"', 'toolkit = "12.8.1"', ["toolkit: 12.8.1 is no full release of CUDA 13.0"]),
         ('kernels = "hdim64,', 'kernels = "hdim65,', ["'hdim65' names no kernels", "hdim64"]),
         ("default = true", "default = false", ["one target must have default = true; none has"]),
@@ -55,22 +67,58 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
         ('toolkit = "13.0.2"', 'toolkit = "13.0"', ["toolkit: 13.0 is no full release of CUDA 13.0"]),
         ('"2.8.3" = "1e', '"2.8.3" = "1', ["releases.2.8.3", "is not a sha256"]),
         ("[fork]", "[fork", ["not TOML", "line"]),
-        ("[shared-ptx]", '[shared-ptx]\n"90" = ["80"]', ["shared-ptx.90: 80 is no later than 90, whose PTX it would be made from"]),
-        ("[shared-ptx]", '[shared-ptx]\n"80" = ["90"]\n"86" = ["90"]', ["shared-ptx.86: 90 is made from the PTX of 80 already"]),
-        ('toolkit = "12.4.1"', 'toolkit = "12.4.2"', ["toolkit: the package index has no compiler of CUDA 12.4; describe 12.4.2 in [toolkits]"]),
-        ('package = "pool/', 'package = "/pool/', ["toolkits.12.4.1.package", "is not the path of a package on a Debian mirror"]),
-        ('"nvidia-cuda-runtime-cu12==12.4.127"', '"nvidia-cuda-runtime-cu12"', ["toolkits.12.4.1.headers.0", "is no package of one version"]),
-        ('sha256 = "cd5f', 'sha = "cd5f', ["toolkits.12.4.1.sha: unknown key; allowed are package, sha256, headers", "this key is missing"]),
+        (
+            "[shared-ptx]",
+            '[shared-ptx]\n"90" = ["80"]',
+            ["shared-ptx.90: 80 is no later than 90, whose PTX it would be made from"],
+        ),
+        (
+            "[shared-ptx]",
+            '[shared-ptx]\n"80" = ["90"]\n"86" = ["90"]',
+            ["shared-ptx.86: 90 is made from the PTX of 80 already"],
+        ),
+        (
+            'toolkit = "12.4.1"',
+            'toolkit = "12.4.2"',
+            ["toolkit: the package index has no compiler of CUDA 12.4; describe 12.4.2 in [toolkits]"],
+        ),
+        (
+            'package = "pool/',
+            'package = "/pool/',
+            ["toolkits.12.4.1.package", "is not the path of a package on a Debian mirror"],
+        ),
+        (
+            '"nvidia-cuda-runtime-cu12==12.4.127"',
+            '"nvidia-cuda-runtime-cu12"',
+            ["toolkits.12.4.1.headers.0", "is no package of one version"],
+        ),
+        (
+            'sha256 = "cd5f',
+            'sha = "cd5f',
+            ["toolkits.12.4.1.sha: unknown key; allowed are package, sha256, headers", "this key is missing"],
+        ),
         (
             'torch = "2.6.0"\npython = ["3.10", "3.11", "3.12", "3.13"]\narch = ["90"]',
             'torch = "2.6.0"\npython = ["3.10", "3.11", "3.12", "3.13"]\narch = ["90", "120"]',
             ["targets.cu124-torch2.6.arch: nvcc 12.4 knows no compute capability 120 (CUDA 12.8 and later)"],
         ),
-        ('[targets."cu130-torch2.11"]', '[targets."cu130/../x"]', ["targets.cu130/../x: a target's name is a folder's"]),
-        ("[fork]", "[frok]", ["frok: unknown key; allowed are upstream, fork, torch-cuda, releases, images, shared-ptx, toolkits, targets"]),
+        (
+            '[targets."cu130-torch2.11"]',
+            '[targets."cu130/../x"]',
+            ["targets.cu130/../x: a target's name is a folder's"],
+        ),
+        (
+            "[fork]",
+            "[frok]",
+            [
+                "frok: unknown key; allowed are upstream, fork, torch-cuda, releases, images, shared-ptx, toolkits, targets"
+            ],
+        ),
     ],
 )
-def test_a_mistake_is_named_with_file_key_and_what_is_allowed(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
+def test_a_mistake_is_named_with_file_key_and_what_is_allowed(
+    tmp_path: Path, old: str, new: str, expected: list[str]
+) -> None:
     with pytest.raises(MatrixError) as caught:
         load(tmp_path, changed(old, new))
     for part in [str(tmp_path / "wheel_matrix.toml"), *expected]:
@@ -84,7 +132,11 @@ def test_a_mistake_is_named_with_file_key_and_what_is_allowed(tmp_path: Path, ol
         ("revision = 1", "revision = -1", "revision = -1"),
         ('cuda = "13.0"', "cuda = 1", "cuda = 1"),
         ("default = true", "default = false", '[targets."cu130-torch2.11"]'),
-        ('[targets."cu130-torch2.11-full"]', '[targets."cu130-torch2.11-full"]\ndefault =  true', "default =  true"),
+        (
+            '[targets."cu130-torch2.11-full"]',
+            '[targets."cu130-torch2.11-full"]\ndefault =  true',
+            "default =  true",
+        ),
     ],
 )
 def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, line: str) -> None:
@@ -107,14 +159,23 @@ def test_a_file_that_is_not_utf_8_is_an_error(tmp_path: Path) -> None:
     st.sets(st.booleans(), min_size=1),
     st.booleans(),
 )
-def test_a_choice_is_spelled_by_words_that_name_it_again(dims: set[int], dtypes: set[str], causal: set[bool], bias: bool) -> None:
-    chosen = tuple(replace(k, bias=bias) for k in kernel_set.ALL_KERNELS if k.head_dim in dims and k.dtype in dtypes and k.causal in causal)
+def test_a_choice_is_spelled_by_words_that_name_it_again(
+    dims: set[int], dtypes: set[str], causal: set[bool], bias: bool
+) -> None:
+    chosen = tuple(
+        replace(k, bias=bias)
+        for k in kernel_set.ALL_KERNELS
+        if k.head_dim in dims and k.dtype in dtypes and k.causal in causal
+    )
     assert kernel_set.parse_kernels(",".join(kernel_set.spell_kernels(chosen))) == chosen
 
 
 def test_kernels_without_bias_are_others() -> None:
     """Their objects must not answer for those that have it, nor the binding's."""
-    with_bias, without = kernel_set.parse_kernels("hdim64,fp16"), kernel_set.parse_kernels("no-bias,hdim64,fp16")
+    with_bias, without = (
+        kernel_set.parse_kernels("hdim64,fp16"),
+        kernel_set.parse_kernels("no-bias,hdim64,fp16"),
+    )
     assert [k.name for k in without] == [k.name for k in with_bias]
     assert not set(with_bias) & set(without)
     assert "-DFORK_NO_BIAS" in masks(without)
@@ -140,25 +201,53 @@ settings.register_profile("steady", deadline=None)  # a busy machine is no fault
 settings.load_profile("steady")
 
 words = st.lists(
-    st.sampled_from([*(f"hdim{d}" for d in kernel_set.HEAD_DIMS), *kernel_set.DTYPES, "fwd", "split", "bwd", "causal", "full"]), min_size=1
+    st.sampled_from(
+        [
+            *(f"hdim{d}" for d in kernel_set.HEAD_DIMS),
+            *kernel_set.DTYPES,
+            "fwd",
+            "split",
+            "bwd",
+            "causal",
+            "full",
+        ]
+    ),
+    min_size=1,
 )
 
 
 @given(words, words)
-def test_a_choice_holds_the_kernels_that_every_kind_of_word_allows(first: list[str], second: list[str]) -> None:
+def test_a_choice_holds_the_kernels_that_every_kind_of_word_allows(
+    first: list[str], second: list[str]
+) -> None:
     chosen = set(kernel_set.parse_kernels(",".join(first)))
     assert chosen
     for kernel in kernel_set.ALL_KERNELS:
-        parts = {f"hdim{kernel.head_dim}", kernel.dtype, kernel.kind.value, "causal" if kernel.causal else "full"}
-        kinds = [{f"hdim{d}" for d in kernel_set.HEAD_DIMS}, set(kernel_set.DTYPES), {"fwd", "split", "bwd"}, {"causal", "full"}]
+        parts = {
+            f"hdim{kernel.head_dim}",
+            kernel.dtype,
+            kernel.kind.value,
+            "causal" if kernel.causal else "full",
+        }
+        kinds = [
+            {f"hdim{d}" for d in kernel_set.HEAD_DIMS},
+            set(kernel_set.DTYPES),
+            {"fwd", "split", "bwd"},
+            {"causal", "full"},
+        ]
         wanted = all(not (kind & set(first)) or parts & kind & set(first) for kind in kinds)
         assert (kernel in chosen) == wanted
-    assert set(kernel_set.parse_kernels(",".join(first + second))) >= (chosen & set(kernel_set.parse_kernels(",".join(second))))
+    assert set(kernel_set.parse_kernels(",".join(first + second))) >= (
+        chosen & set(kernel_set.parse_kernels(",".join(second)))
+    )
 
 
 @given(st.sets(st.sampled_from(kernel_set.ALL_KERNELS)))
 def test_masks_name_each_kernel_by_one_bit(kernels: set[kernel_set.Kernel]) -> None:
-    values = {name: int(value, 16) for name, value in (m.removeprefix("-DFORK_KERNELS_").split("=") for m in masks(sorted(kernels)))}
+    values = {
+        name: int(value, 16)
+        for name, value in (m.removeprefix("-DFORK_KERNELS_").split("=") for m in masks(sorted(kernels)))
+    }
     assert sum(value.bit_count() for value in values.values()) == len(kernels)
     assert all(values[k.kind.name] >> k.bit & 1 for k in kernels)
 
@@ -174,4 +263,8 @@ def test_a_word_that_is_none_is_an_error_that_lists_them(text: str) -> None:
 def test_kernel_files_are_named_as_upstream_names_them() -> None:
     names = {k.source for k in kernel_set.ALL_KERNELS}
     assert len(names) == 72
-    assert {"flash_fwd_hdim64_fp16_sm80.cu", "flash_fwd_split_hdim256_bf16_causal_sm80.cu", "flash_bwd_hdim32_bf16_sm80.cu"} <= names
+    assert {
+        "flash_fwd_hdim64_fp16_sm80.cu",
+        "flash_fwd_split_hdim256_bf16_causal_sm80.cu",
+        "flash_bwd_hdim32_bf16_sm80.cu",
+    } <= names

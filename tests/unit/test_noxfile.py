@@ -15,7 +15,20 @@ ROOT = Path(__file__).parents[2]
 def test_a_session_s_answer_is_alone_on_stdout(session: str) -> None:
     """``nox -s NAME -- --json > answer.json`` is JSON: what nox and people are told goes elsewhere."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = [sys.executable, "-m", "nox", "--force-venv-backend", "none", "--no-install", "-s", session, "--", "--json"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "nox",
+        "--force-venv-backend",
+        "none",
+        "--no-install",
+        "-s",
+        session,
+        "--",
+        "--json",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
+    )
     json.loads(done.stdout)
     assert f"Session {session} was successful" in done.stderr

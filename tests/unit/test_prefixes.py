@@ -23,31 +23,43 @@ def applied(make_series: Make, tmp_path: Path) -> tuple[model.Series, tree.Tree]
     return whole, tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source")
 
 
-def test_each_runs_after_every_prefix_in_its_tree(applied: tuple[model.Series, tree.Tree], tmp_path: Path) -> None:
+def test_each_runs_after_every_prefix_in_its_tree(
+    applied: tuple[model.Series, tree.Tree], tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     runs = prefixes.each(
-        *applied, f'echo "$FA2_PATCH $(ls flash_attn | wc -l) $FA2_SOURCE" >> {log}; test ! -e flash_attn/part_3.py', tmp_path / "build"
+        *applied,
+        f'echo "$FA2_PATCH $(ls flash_attn | wc -l) $FA2_SOURCE" >> {log}; test ! -e flash_attn/part_3.py',
+        tmp_path / "build",
     )
     assert [r.patch for r in runs] == NAMES
     assert [r.passed for r in runs] == [True] * 3 + [False] * 3
-    assert [line.split()[:2] for line in log.read_text().splitlines()] == [[name, str(i + 1)] for i, name in enumerate(NAMES)]
+    assert [line.split()[:2] for line in log.read_text().splitlines()] == [
+        [name, str(i + 1)] for i, name in enumerate(NAMES)
+    ]
     assert {Path(line.split()[2]).name for line in log.read_text().splitlines()} == {"source"}
     assert not list((tmp_path / "build").iterdir())
 
 
-def test_what_a_run_leaves_does_not_reach_the_next(applied: tuple[model.Series, tree.Tree], tmp_path: Path) -> None:
+def test_what_a_run_leaves_does_not_reach_the_next(
+    applied: tuple[model.Series, tree.Tree], tmp_path: Path
+) -> None:
     runs = prefixes.each(*applied, "test ! -e left && touch left && echo x >> setup.py", tmp_path / "build")
     assert all(r.passed for r in runs)
 
 
 @pytest.mark.parametrize("first", range(1, 6))
-def test_bisect_names_the_first_patch_that_fails(applied: tuple[model.Series, tree.Tree], tmp_path: Path, first: int) -> None:
+def test_bisect_names_the_first_patch_that_fails(
+    applied: tuple[model.Series, tree.Tree], tmp_path: Path, first: int
+) -> None:
     found, runs = prefixes.bisect(*applied, f"test ! -e flash_attn/part_{first}.py", tmp_path / "build")
     assert found == NAMES[first]
     assert len(runs) <= 5
 
 
-def test_bisect_steps_over_what_cannot_be_tested(applied: tuple[model.Series, tree.Tree], tmp_path: Path) -> None:
+def test_bisect_steps_over_what_cannot_be_tested(
+    applied: tuple[model.Series, tree.Tree], tmp_path: Path
+) -> None:
     skip_third = "case $FA2_PATCH in 0003*) exit 125;; esac; "
     found, _ = prefixes.bisect(*applied, f"{skip_third} test ! -e flash_attn/part_2.py", tmp_path / "build")
     assert found == NAMES[2]
@@ -55,14 +67,18 @@ def test_bisect_steps_over_what_cannot_be_tested(applied: tuple[model.Series, tr
         prefixes.bisect(*applied, f"{skip_third} test ! -e flash_attn/part_4.py", tmp_path / "build")
 
 
-def test_bisect_tells_what_it_cannot_start_from(applied: tuple[model.Series, tree.Tree], tmp_path: Path) -> None:
+def test_bisect_tells_what_it_cannot_start_from(
+    applied: tuple[model.Series, tree.Tree], tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="cannot be tested on upstream"):
         prefixes.bisect(*applied, "exit 125", tmp_path / "build")
     with pytest.raises(UsageError, match="did not find the command"):
         prefixes.bisect(*applied, "absent-command", tmp_path / "build")
 
 
-def test_bisect_of_what_always_passes_or_always_fails(applied: tuple[model.Series, tree.Tree], tmp_path: Path) -> None:
+def test_bisect_of_what_always_passes_or_always_fails(
+    applied: tuple[model.Series, tree.Tree], tmp_path: Path
+) -> None:
     assert prefixes.bisect(*applied, "true", tmp_path / "build")[0] is None
     with pytest.raises(UsageError, match="fails on upstream without any patch"):
         prefixes.bisect(*applied, "false", tmp_path / "build")

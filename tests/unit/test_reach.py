@@ -25,9 +25,23 @@ LAUNCH = FILES[f"{SRC}/launch.h"]
 BEFORE = LAUNCH.replace("int line_3;\n", "int line_3;\nint ours;\nint more;\n")
 SERIES = (
     ("Add two lines before", {f"{SRC}/launch.h": BEFORE}),
-    ("Change the twentieth line", {f"{SRC}/launch.h": BEFORE.replace("line_20;", "line_20 = 1;"), f"{SRC}/fork.h": "// ours\n"}),
-    ("Change a line of ours", {f"{SRC}/launch.h": BEFORE.replace("line_20;", "line_20 = 1;").replace("int ours;\nint more;\n", "int ours;\n")}),
-    ("Add a module", {"flash_attn/fork.py": "part = 1\n"}, "test tests/guards/test_append.py::test_upstream_appends_and_turns_as_fork_append_does"),
+    (
+        "Change the twentieth line",
+        {f"{SRC}/launch.h": BEFORE.replace("line_20;", "line_20 = 1;"), f"{SRC}/fork.h": "// ours\n"},
+    ),
+    (
+        "Change a line of ours",
+        {
+            f"{SRC}/launch.h": BEFORE.replace("line_20;", "line_20 = 1;").replace(
+                "int ours;\nint more;\n", "int ours;\n"
+            )
+        },
+    ),
+    (
+        "Add a module",
+        {"flash_attn/fork.py": "part = 1\n"},
+        "test tests/guards/test_append.py::test_upstream_appends_and_turns_as_fork_append_does",
+    ),
 )
 
 
@@ -37,11 +51,19 @@ def reached(make_series: Callable[..., Path], tmp_path: Path) -> list[reach.Reac
     applied = tree.apply(whole, PIN, checkout_of(FILES), tmp_path / "source")
     repository = Repository(applied.root, SeriesError)
     commits = repository.commits(applied.base, applied.commit)
-    return [reach.reach(repository, applied.base, commit, patch, ROOT) for commit, patch in zip(commits, whole.patches, strict=True)]
+    return [
+        reach.reach(repository, applied.base, commit, patch, ROOT)
+        for commit, patch in zip(commits, whole.patches, strict=True)
+    ]
 
 
 def test_lines_are_those_of_the_release_whatever_patches_before_moved(reached: list[reach.Reach]) -> None:
-    assert [found.upstream for found in reached] == [(f"{SRC}/launch.h:3-4",), (f"{SRC}/launch.h:19-21",), (f"{SRC}/launch.h:4",), ()]
+    assert [found.upstream for found in reached] == [
+        (f"{SRC}/launch.h:3-4",),
+        (f"{SRC}/launch.h:19-21",),
+        (f"{SRC}/launch.h:4",),
+        (),
+    ]
     assert [found.own for found in reached] == [(), (f"{SRC}/fork.h",), (), ("flash_attn/fork.py",)]
 
 
@@ -50,16 +72,28 @@ def test_kernel_files_are_those_that_include_what_changed(reached: list[reach.Re
     assert [found.binding for found in reached] == [True] * 4
 
 
-def test_tests_are_those_of_guards_and_message(reached: list[reach.Reach], make_series: Callable[..., Path], tmp_path: Path) -> None:
-    assert [found.tests for found in reached] == [(), (), (), ("tests/guards/test_append.py::test_upstream_appends_and_turns_as_fork_append_does",)]
+def test_tests_are_those_of_guards_and_message(
+    reached: list[reach.Reach], make_series: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert [found.tests for found in reached] == [
+        (),
+        (),
+        (),
+        ("tests/guards/test_append.py::test_upstream_appends_and_turns_as_fork_append_does",),
+    ]
     folder = tmp_path / "other"
     folder.mkdir()
     patches = make_series(SERIES[0], base=FILES, folder=folder)
     (path,) = patches.glob("*.patch")
     path.write_text(
-        path.read_text().replace("nothing else does.", "nothing else does.\n\nSee tests/emulator, tests/absent.py and tests/unit/test_reach.py.")
+        path.read_text().replace(
+            "nothing else does.",
+            "nothing else does.\n\nSee tests/emulator, tests/absent.py and tests/unit/test_reach.py.",
+        )
     )
     whole = model.read(patches)
     applied = tree.apply(whole, PIN, checkout_of(FILES), folder / "source")
-    found = reach.reach(Repository(applied.root, SeriesError), applied.base, applied.commit, whole.patches[0], ROOT)
+    found = reach.reach(
+        Repository(applied.root, SeriesError), applied.base, applied.commit, whole.patches[0], ROOT
+    )
     assert found.tests == ("tests/emulator", "tests/unit/test_reach.py")

@@ -26,7 +26,10 @@ from tests.unit.conftest import BASE, checkout_of, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
 LIB, HEADER = "flash_attn/lib.py", "csrc/flash_attn/src/fork.h"
-FILES = BASE | {LIB: "".join(f"value_{i} = {i}\n" for i in range(30)), "csrc/flash_attn/src/flash.h": "struct flash;\n"}
+FILES = BASE | {
+    LIB: "".join(f"value_{i} = {i}\n" for i in range(30)),
+    "csrc/flash_attn/src/flash.h": "struct flash;\n",
+}
 
 
 def with_line(number: int, text: str, files: dict[str, str] = FILES) -> dict[str, str]:
@@ -34,8 +37,16 @@ def with_line(number: int, text: str, files: dict[str, str] = FILES) -> dict[str
 
 
 EDIT = ("Change the tenth value", with_line(10, "value_10 = compute_ten()\n"), f"symbol compute_ten in {LIB}")
-ADD = ("Add a header", {HEADER: "#pragma once\ninline int fork() { return 1; }\n"}, f"symbol fork in {HEADER}")
-LAST = ("Change the last value", with_line(29, "value_29 = compute_last()\n", FILES | EDIT[1]), f"symbol compute_last in {LIB}")
+ADD = (
+    "Add a header",
+    {HEADER: "#pragma once\ninline int fork() { return 1; }\n"},
+    f"symbol fork in {HEADER}",
+)
+LAST = (
+    "Change the last value",
+    with_line(29, "value_29 = compute_last()\n", FILES | EDIT[1]),
+    f"symbol compute_last in {LIB}",
+)
 SERIES = (EDIT, ADD, LAST)
 UPSTREAM = with_line(10, "value_10 = ten\n")  # conflicts with EDIT
 NEW_HASH = "9" * 64
@@ -65,13 +76,21 @@ def commit_all(root: Path) -> None:
 
 def release(root: Path, new: dict[str, str], version: str = "9.9.9", **pin: str) -> Release:
     known = matrix.load(root / "wheel_matrix.toml").upstream
-    unknown = {"version": version, "tag": f"v{version}", "commit": "unknown", "cutlass": "unknown", "sdist_sha256": NEW_HASH}
+    unknown = {
+        "version": version,
+        "tag": f"v{version}",
+        "commit": "unknown",
+        "cutlass": "unknown",
+        "sdist_sha256": NEW_HASH,
+    }
     return Release(known.model_copy(update=unknown | pin), checkout_of(FILES | new), "a fixture")
 
 
 def start(root: Path, new: dict[str, str], **pin: str) -> Report:  # version, commit, …
     loaded = matrix.load(root / "wheel_matrix.toml")
-    return Rebase(root, root / "build/rebase").start(loaded, model.read(root / "patches"), checkout_of(FILES), release(root, new, **pin))
+    return Rebase(root, root / "build/rebase").start(
+        loaded, model.read(root / "patches"), checkout_of(FILES), release(root, new, **pin)
+    )
 
 
 def resume(root: Path) -> Rebase:
@@ -80,7 +99,10 @@ def resume(root: Path) -> Rebase:
 
 
 def snapshot(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in [*(root / "patches").iterdir(), root / "wheel_matrix.toml", root / "CHANGES.md"]}
+    return {
+        str(p.relative_to(root)): p.read_bytes()
+        for p in [*(root / "patches").iterdir(), root / "wheel_matrix.toml", root / "CHANGES.md"]
+    }
 
 
 def resolve(root: Path, text: str = "value_10 = compute_ten(ten)\n") -> None:
@@ -94,7 +116,11 @@ def test_a_series_that_moves_is_moved_whole(repository: Path) -> None:
     report = start(repository, {LIB: "# new\n" + FILES[LIB]})
     assert [d.outcome for d in report.done] == ["offset", "clean", "offset"]
     loaded = matrix.load(repository / "wheel_matrix.toml")
-    assert (loaded.upstream.version, loaded.upstream.sdist_sha256, loaded.upstream.commit) == ("9.9.9", NEW_HASH, "unknown")
+    assert (loaded.upstream.version, loaded.upstream.sdist_sha256, loaded.upstream.commit) == (
+        "9.9.9",
+        NEW_HASH,
+        "unknown",
+    )
     assert loaded.releases["2.8.3.post1"].startswith("55d5103e")
     before = (ROOT / "wheel_matrix.toml").read_text().splitlines()
     after = loaded.path.read_text().splitlines()
@@ -106,7 +132,9 @@ def test_a_series_that_moves_is_moved_whole(repository: Path) -> None:
         f'sdist-sha256 = "{NEW_HASH}"',
         '"2.8.3.post1" = "55d5103ed846da8b56e0797acf4bde07dee4b1c7e8907fcfc6699c203030c348"',
     ]
-    assert after[after.index('"2.8.3.post1" = "55d5103ed846da8b56e0797acf4bde07dee4b1c7e8907fcfc6699c203030c348"') - 1].startswith('"2.8.3.post2"')
+    assert after[
+        after.index('"2.8.3.post1" = "55d5103ed846da8b56e0797acf4bde07dee4b1c7e8907fcfc6699c203030c348"') - 1
+    ].startswith('"2.8.3.post2"')
     assert lint.check(repository / "patches") == []
     changes.check(repository / "CHANGES.md", changes.render(loaded, model.read(repository / "patches")))
     assert "release 9.9.9" in (repository / "CHANGES.md").read_text()
@@ -122,7 +150,12 @@ def test_the_moved_series_applies_exactly_to_the_new_release(repository: Path) -
     new = {LIB: "# new\n" + FILES[LIB]}
     start(repository, new)
     loaded = matrix.load(repository / "wheel_matrix.toml")
-    applied = tree.apply(model.read(repository / "patches"), loaded.upstream, checkout_of(FILES | new), repository / "build/source")
+    applied = tree.apply(
+        model.read(repository / "patches"),
+        loaded.upstream,
+        checkout_of(FILES | new),
+        repository / "build/source",
+    )
     assert (applied.root / LIB).read_text().startswith("# new\n")
     assert export.export(applied.root, repository / "patches") == export.Exported((), ())
 
@@ -138,10 +171,19 @@ def test_a_patch_that_moves_without_a_change_keeps_every_byte(repository: Path) 
 def test_a_release_that_was_known_leaves_its_place_to_the_old_one(repository: Path) -> None:
     start(repository, {"setup.py": "other\n"}, version="2.8.2")
     loaded = matrix.load(repository / "wheel_matrix.toml")
-    assert list(loaded.releases) == ["2.7.4.post1", "2.8.0.post2", "2.8.1", "2.8.3.post1", "2.8.3", "2.8.3.post2"]
+    assert list(loaded.releases) == [
+        "2.7.4.post1",
+        "2.8.0.post2",
+        "2.8.1",
+        "2.8.3.post1",
+        "2.8.3",
+        "2.8.3.post2",
+    ]
 
 
-def test_a_hostile_git_configuration_changes_no_byte_of_a_rebase(repository: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_hostile_git_configuration_changes_no_byte_of_a_rebase(
+    repository: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     other = tmp_path / "other"
     shutil.copytree(repository, other)
     new = {LIB: "# new\n" + FILES[LIB]}
@@ -153,7 +195,12 @@ def test_a_hostile_git_configuration_changes_no_byte_of_a_rebase(repository: Pat
 
 def test_a_known_commit_goes_into_the_pin_and_the_submodule(repository: Path) -> None:
     report = start(repository, {"setup.py": "other\n"}, commit="a" * 40, cutlass="b" * 40)
-    staged = subprocess.run(["git", "-C", str(repository), "ls-files", "--stage", "upstream"], capture_output=True, text=True, check=True).stdout
+    staged = subprocess.run(
+        ["git", "-C", str(repository), "ls-files", "--stage", "upstream"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert staged.split()[:2] == ["160000", "a" * 40]
     assert "staged" in report.submodule
 
@@ -183,7 +230,10 @@ def test_continue_takes_the_resolution(repository: Path) -> None:
     resolve(repository)
     report = resume(repository).proceed()
     assert [d.outcome for d in report.done] == ["resolved", "clean", "clean"]
-    assert "+value_10 = compute_ten(ten)" in (repository / "patches/0001-Change-the-tenth-value.patch").read_text()
+    assert (
+        "+value_10 = compute_ten(ten)"
+        in (repository / "patches/0001-Change-the-tenth-value.patch").read_text()
+    )
 
 
 def test_continue_takes_a_commit_that_the_user_made(repository: Path) -> None:
@@ -191,7 +241,17 @@ def test_continue_takes_a_commit_that_the_user_made(repository: Path) -> None:
         start(repository, UPSTREAM)
     resolve(repository)
     source = repository / "build/rebase/source"
-    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid", "-c", "core.editor=true"]
+    git = [
+        "git",
+        "-C",
+        str(source),
+        "-c",
+        "user.name=U",
+        "-c",
+        "user.email=u@example.invalid",
+        "-c",
+        "core.editor=true",
+    ]
     subprocess.run([*git, "add", "--all"], check=True)
     subprocess.run([*git, "cherry-pick", "--continue"], check=True, capture_output=True)
     assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
@@ -214,27 +274,44 @@ def test_skip_records_the_reason(repository: Path) -> None:
     assert [d.reason for d in report.done] == ["upstream computes it now", "", ""]
     listing = (repository / "patches/series").read_text()
     assert "# not since 9.9.9: 0001-Change-the-tenth-value.patch: upstream computes it now" in listing
-    assert [p.subject for p in model.read(repository / "patches").patches] == ["Add a header", "Change the last value"]
+    assert [p.subject for p in model.read(repository / "patches").patches] == [
+        "Add a header",
+        "Change the last value",
+    ]
 
 
-def test_files_that_cannot_be_written_at_the_end_are_named_and_written_by_the_next_run(repository: Path) -> None:
-    before, new, blocked = snapshot(repository), {LIB: "# new\n" + FILES[LIB]}, repository / "wheel_matrix.toml.part/file"
+def test_files_that_cannot_be_written_at_the_end_are_named_and_written_by_the_next_run(
+    repository: Path,
+) -> None:
+    before, new, blocked = (
+        snapshot(repository),
+        {LIB: "# new\n" + FILES[LIB]},
+        repository / "wheel_matrix.toml.part/file",
+    )
     blocked.parent.mkdir()
     blocked.touch()
-    with pytest.raises(ActionNeeded, match=r"(?s)wheel_matrix\.toml.*some are, some are not.*--continue.*--abort"):
+    with pytest.raises(
+        ActionNeeded, match=r"(?s)wheel_matrix\.toml.*some are, some are not.*--continue.*--abort"
+    ):
         start(repository, new)
     shutil.rmtree(blocked.parent)
     report = resume(repository).proceed()
     after = snapshot(repository)
     assert (
         set(report.written)
-        == {name.removeprefix("patches/") for name in after if name.startswith("patches/") and before.get(name) != after[name]}
+        == {
+            name.removeprefix("patches/")
+            for name in after
+            if name.startswith("patches/") and before.get(name) != after[name]
+        }
         != set()
     )
 
 
 def test_a_landed_patch_stops_with_its_evidence_and_is_not_dropped_by_itself(repository: Path) -> None:
-    with pytest.raises(ActionNeeded, match=r"0001-.*: landed-identical on 9\.9\.9\.\n.*the whole patch reverse-applies") as caught:
+    with pytest.raises(
+        ActionNeeded, match=r"0001-.*: landed-identical on 9\.9\.9\.\n.*the whole patch reverse-applies"
+    ) as caught:
         start(repository, EDIT[1])
     assert "if upstream has all of it: nox -s rebase -- --skip" in str(caught.value)
     assert "--continue" not in str(caught.value), "there is nothing to resolve"
@@ -298,7 +375,17 @@ def test_conflict_markers_that_were_added_are_no_resolution(repository: Path) ->
     subprocess.run(["git", "-C", str(source), "add", "--all"], check=True)
     with pytest.raises(ActionNeeded, match=rf"{LIB}:11: a conflict of 0001-.* is not resolved"):
         resume(repository).proceed()
-    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid", "-c", "core.editor=true"]
+    git = [
+        "git",
+        "-C",
+        str(source),
+        "-c",
+        "user.name=U",
+        "-c",
+        "user.email=u@example.invalid",
+        "-c",
+        "core.editor=true",
+    ]
     subprocess.run([*git, "cherry-pick", "--continue"], check=True, capture_output=True)
     with pytest.raises(ActionNeeded, match="is not resolved"):
         resume(repository).proceed()
@@ -333,7 +420,10 @@ def test_patches_that_vanish_from_the_tree_are_missed(repository: Path) -> None:
     resolve(repository, "value_10 = ten + 0\n")
     with pytest.raises(ActionNeeded, match="not yet good"):
         resume(repository).proceed()
-    subprocess.run(["git", "-C", str(repository / "build/rebase/source"), "reset", "--quiet", "--hard", "HEAD~2"], check=True)
+    subprocess.run(
+        ["git", "-C", str(repository / "build/rebase/source"), "reset", "--quiet", "--hard", "HEAD~2"],
+        check=True,
+    )
     with pytest.raises(ActionNeeded, match="holds 1 commits on the new base, and 3 patches were moved"):
         resume(repository).proceed()
 
@@ -381,7 +471,9 @@ def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Pa
     assert not resume(repository).folder.exists()
 
 
-def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -396,7 +488,9 @@ def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(reposito
     assert path.read_text().endswith("# my own note\n")
 
 
-def test_a_patch_may_be_amended_between_two_runs_that_finish(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patch_may_be_amended_between_two_runs_that_finish(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -405,16 +499,23 @@ def test_a_patch_may_be_amended_between_two_runs_that_finish(repository: Path, m
         with pytest.raises(KeyboardInterrupt):
             start(repository, {LIB: "# new\n" + FILES[LIB]})
     source = repository / "build/rebase/source"
-    message = subprocess.run(["git", "-C", str(source), "log", "-1", "--format=%B"], check=True, capture_output=True, text=True).stdout
+    message = subprocess.run(
+        ["git", "-C", str(source), "log", "-1", "--format=%B"], check=True, capture_output=True, text=True
+    ).stdout
     subject = message.splitlines()[0]
     git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
-    subprocess.run([*git, "commit", "--quiet", "--amend", "-m", message.replace(subject, "Change it otherwise")], check=True)
+    subprocess.run(
+        [*git, "commit", "--quiet", "--amend", "-m", message.replace(subject, "Change it otherwise")],
+        check=True,
+    )
     resume(repository).proceed()
     assert model.read(repository / "patches").patches[-1].subject == "Change it otherwise"
     assert "Change it otherwise" in (repository / "CHANGES.md").read_text()
 
 
-def test_an_abort_that_was_interrupted_can_be_repeated(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_that_was_interrupted_can_be_repeated(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = snapshot(repository)
 
     def interrupted(*_: object) -> None:
@@ -441,7 +542,12 @@ def test_an_abort_that_was_interrupted_can_be_repeated(repository: Path, monkeyp
 
 
 def staged_submodule(root: Path) -> list[str]:
-    listed = subprocess.run(["git", "-C", str(root), "ls-files", "--stage", "upstream"], check=True, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "-C", str(root), "ls-files", "--stage", "upstream"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return listed.stdout.split()[1:2]
 
 
@@ -451,7 +557,18 @@ def test_abort_takes_back_what_a_rebase_wrote_and_nothing_that_a_person_did(
     repository: Path, monkeypatch: pytest.MonkeyPatch, submodule: str | None, edited: str | None
 ) -> None:
     if submodule:
-        subprocess.run(["git", "-C", str(repository), "update-index", "--add", "--cacheinfo", f"160000,{submodule},upstream"], check=True)
+        subprocess.run(
+            [
+                "git",
+                "-C",
+                str(repository),
+                "update-index",
+                "--add",
+                "--cacheinfo",
+                f"160000,{submodule},upstream",
+            ],
+            check=True,
+        )
         git = ["git", "-C", str(repository), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
         subprocess.run([*git, "commit", "--quiet", "-m", "submodule"], check=True)
     before = snapshot(repository)
@@ -490,7 +607,9 @@ def test_a_patch_that_lost_what_it_guards_is_refused_at_the_end_and_can_be_amend
     with pytest.raises(ActionNeeded):
         start(repository, UPSTREAM)
     resolve(repository, "value_10 = ten + 0\n")
-    with pytest.raises(ActionNeeded, match=r"(?s)not yet good:.*0001-.*fails on the tree with the patch.*--continue"):
+    with pytest.raises(
+        ActionNeeded, match=r"(?s)not yet good:.*0001-.*fails on the tree with the patch.*--continue"
+    ):
         resume(repository).proceed()
     assert snapshot(repository) == before
     source = repository / "build/rebase/source"
@@ -502,7 +621,12 @@ def test_a_patch_that_lost_what_it_guards_is_refused_at_the_end_and_can_be_amend
     subprocess.run([*git, "commit", "--quiet", "--all", "--fixup", "HEAD~2"], check=True)
     env = {**os.environ, "GIT_SEQUENCE_EDITOR": "true"}
     base = json.loads((repository / "build/rebase/state.json").read_text())["new_base"]
-    subprocess.run([*git, "rebase", "--quiet", "--interactive", "--autosquash", base], check=True, env=env, capture_output=True)
+    subprocess.run(
+        [*git, "rebase", "--quiet", "--interactive", "--autosquash", base],
+        check=True,
+        env=env,
+        capture_output=True,
+    )
     assert resume(repository).proceed().new == "9.9.9"
 
 
@@ -559,8 +683,12 @@ except ActionNeeded:
 def run_and_kill(repository: Path, new: dict[str, str], place: int) -> bool:
     """Run the rebase in a process of its own and kill it before step ``place``; whether it got there."""
     flag = repository / f"flag-{place}"
-    code = textwrap.dedent(CHILD).format(root=str(ROOT), place=place, flag=str(flag), repository=str(repository), new=new)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    code = textwrap.dedent(CHILD).format(
+        root=str(ROOT), place=place, flag=str(flag), repository=str(repository), new=new
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     while process.poll() is None and not flag.exists():
         time.sleep(0.02)
     reached = flag.exists()
@@ -597,7 +725,9 @@ def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) ->
     state = rebase._take(rebase.load())
     # As after a kill in the middle of the next pick: a lock, a half-written file, a pick begun.
     source = repository / "build/rebase/source"
-    subprocess.run(["git", "-C", str(source), "cherry-pick", "--no-commit", state.tip], check=False, capture_output=True)
+    subprocess.run(
+        ["git", "-C", str(source), "cherry-pick", "--no-commit", state.tip], check=False, capture_output=True
+    )
     (source / ".git/index.lock").touch()
     write_files(source, {"half": "x"})
     assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]

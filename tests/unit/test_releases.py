@@ -25,14 +25,20 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     served = PackageIndex("".join(f'<a href="/files/{name}{anchor}">{name}</a>' for name, anchor in names))
     monkeypatch.setattr(pip.PipConfig, "read", classmethod(lambda cls: served.config))
     # Fetching is test_upstream's matter.
-    monkeypatch.setattr(upstream, "from_sdist", lambda pin, cache, why: upstream.Checkout(Source.SDIST, why, lambda target: None, lambda name: b""))
+    monkeypatch.setattr(
+        upstream,
+        "from_sdist",
+        lambda pin, cache, why: upstream.Checkout(Source.SDIST, why, lambda target: None, lambda name: b""),
+    )
     yield
     served.close()
 
 
 def test_the_index_lists_releases_in_order_with_their_hashes(index: None) -> None:
     order = ("1.0", "2.8.2", "9.8.9", "9.8.10", "9.9.0rc1")
-    assert list(releases.on_index("flash-attn").items()) == [(version, VERSIONS[version]) for version in order]
+    assert list(releases.on_index("flash-attn").items()) == [
+        (version, VERSIONS[version]) for version in order
+    ]
 
 
 def test_latest_is_the_newest_that_is_final(index: None, tmp_path: Path) -> None:
@@ -42,8 +48,14 @@ def test_latest_is_the_newest_that_is_final(index: None, tmp_path: Path) -> None
     assert "package index" in found.how
 
 
-def test_a_known_release_is_taken_by_the_hash_in_the_matrix_not_the_index_s(index: None, tmp_path: Path) -> None:
-    assert find(MATRIX, "2.8.2", tmp_path / "upstream", tmp_path).pin.sdist_sha256 == MATRIX.releases["2.8.2"] != VERSIONS["2.8.2"]
+def test_a_known_release_is_taken_by_the_hash_in_the_matrix_not_the_index_s(
+    index: None, tmp_path: Path
+) -> None:
+    assert (
+        find(MATRIX, "2.8.2", tmp_path / "upstream", tmp_path).pin.sdist_sha256
+        == MATRIX.releases["2.8.2"]
+        != VERSIONS["2.8.2"]
+    )
 
 
 def test_the_pin_itself_keeps_its_commit(tmp_path: Path, index: None) -> None:
@@ -88,7 +100,9 @@ def submodule(tmp_path: Path) -> tuple[Path, Path, str]:
 
 
 @pytest.mark.parametrize("name", ["v9.9.0", "9.9.0", "commit"])
-def test_a_tag_or_commit_is_fetched_from_the_submodule_s_remote(index: None, tmp_path: Path, submodule: tuple[Path, Path, str], name: str) -> None:
+def test_a_tag_or_commit_is_fetched_from_the_submodule_s_remote(
+    index: None, tmp_path: Path, submodule: tuple[Path, Path, str], name: str
+) -> None:
     folder, remote, cutlass = submodule
     commit = Repository(remote, UpstreamError).resolve("HEAD")
     found = find(MATRIX, commit if name == "commit" else name, folder, tmp_path, Source.AUTO)

@@ -13,7 +13,10 @@ from tests.unit.conftest import BASE
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
 EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
-TWO = [("Change line 20", {"setup.py": EDIT}), ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})]
+TWO = [
+    ("Change line 20", {"setup.py": EDIT}),
+    ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"}),
+]
 Make = Callable[..., Path]
 
 
@@ -33,20 +36,43 @@ def test_the_digest_follows_base_order_names_and_bytes(make_series: Make) -> Non
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (lambda p: (p / "series").write_text("0001-Change-line-20.patch\nabsent.patch\n"), r"series:2: .*absent\.patch does not exist"),
-        (lambda p: (p / "series").write_text("0001-Change-line-20.patch\n" * 2), r"series:2: .* already named in line 1"),
-        (lambda p: (p / "series").write_text("# none\n0001-Change-line-20.patch  # one\n"), r"does not name 0002-Add-a-header\.patch"),
+        (
+            lambda p: (p / "series").write_text("0001-Change-line-20.patch\nabsent.patch\n"),
+            r"series:2: .*absent\.patch does not exist",
+        ),
+        (
+            lambda p: (p / "series").write_text("0001-Change-line-20.patch\n" * 2),
+            r"series:2: .* already named in line 1",
+        ),
+        (
+            lambda p: (p / "series").write_text("# none\n0001-Change-line-20.patch  # one\n"),
+            r"does not name 0002-Add-a-header\.patch",
+        ),
         (lambda p: (p / "series").unlink(), r"series: no such file\. Take it back \(git checkout -- "),
-        (lambda p: _swap(p, "+line twenty\n", ""), r"0001-Change-line-20\.patch:\d+: the diff is damaged: corrupt patch at line \d+"),
-        (lambda p: _swap(p, "Upstream-Status: Pending", "Upstream-Status: Maybe"), r"0001.*'Maybe' is not Pending"),
-        (lambda p: _swap(p, "Upstream-Status: Pending", "Upstream-Status: Backport"), "'Backport' is not Pending"),
+        (
+            lambda p: _swap(p, "+line twenty\n", ""),
+            r"0001-Change-line-20\.patch:\d+: the diff is damaged: corrupt patch at line \d+",
+        ),
+        (
+            lambda p: _swap(p, "Upstream-Status: Pending", "Upstream-Status: Maybe"),
+            r"0001.*'Maybe' is not Pending",
+        ),
+        (
+            lambda p: _swap(p, "Upstream-Status: Pending", "Upstream-Status: Backport"),
+            "'Backport' is not Pending",
+        ),
         (lambda p: _swap(p, "Upstream-Status: Pending\n", ""), "no trailer Upstream-Status"),
-        (lambda p: _swap(p, "Feature: build", "Feature: magic"), "'magic' is none of any-input, build, determinism"),
+        (
+            lambda p: _swap(p, "Feature: build", "Feature: magic"),
+            "'magic' is none of any-input, build, determinism",
+        ),
         (lambda p: _swap(p, "Subject: ", "X-Subject: "), "no Subject"),
         (lambda p: _swap(p, "\ndiff --git", "\nDIFF --git"), "no diff"),
     ],
 )
-def test_a_malformed_series_is_named_by_file_and_fault(make_series: Make, edit: Callable[[Path], object], expected: str) -> None:
+def test_a_malformed_series_is_named_by_file_and_fault(
+    make_series: Make, edit: Callable[[Path], object], expected: str
+) -> None:
     folder = make_series(*TWO)
     edit(folder)
     with pytest.raises(SeriesError, match=expected):

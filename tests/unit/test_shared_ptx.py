@@ -15,9 +15,13 @@ from scripts.source import matrix
 from scripts.wheels import compile_cache, compiling, kernels
 from tests.unit.test_kernels import KERNELS, toolchain, tree
 
-CAPABILITIES = st.lists(st.sampled_from(matrix.ARCHITECTURES), min_size=1, unique=True).map(lambda a: tuple(sorted(a, key=int)))
+CAPABILITIES = st.lists(st.sampled_from(matrix.ARCHITECTURES), min_size=1, unique=True).map(
+    lambda a: tuple(sorted(a, key=int))
+)
 SHARED = st.dictionaries(
-    st.sampled_from(("80", "100")), st.lists(st.sampled_from(("86", "89", "90")), min_size=1, unique=True).map(tuple), max_size=1
+    st.sampled_from(("80", "100")),
+    st.lists(st.sampled_from(("86", "89", "90")), min_size=1, unique=True).map(tuple),
+    max_size=1,
 )
 
 
@@ -49,7 +53,9 @@ def test_a_kernel_that_differs_is_named_and_the_base_is_not_compared() -> None:
 
 @pytest.mark.parametrize("shared", [{}, {"90": {}}, {"90": {"f": b"2"}}], ids=str)
 def test_kernels_that_are_not_there_are_no_agreement(shared: dict[str, dict[str, bytes]]) -> None:
-    with pytest.raises(CompileError, match=r"a\.cu, sm_90: 2 kernels from its own PTX, [01] from that of compute_80"):
+    with pytest.raises(
+        CompileError, match=r"a\.cu, sm_90: 2 kernels from its own PTX, [01] from that of compute_80"
+    ):
         shared_ptx.compare("a.cu", "80", shared, {"90": {"f": b"2", "g": b"3"}})
 
 
@@ -59,10 +65,14 @@ def test_an_object_without_machine_code_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("keeps_from", "expected"), [("0.1", True), ("99", False)])
-def test_what_the_compile_cache_cannot_keep_goes_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_from: str, expected: bool) -> None:
+def test_what_the_compile_cache_cannot_keep_goes_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_from: str, expected: bool
+) -> None:
     tools = toolchain(tmp_path, 'touch "$last"\n', cache=True)
     monkeypatch.setattr(compile_cache, "_SHARES_FROM", Version(keeps_from))
-    planned = kernels.Plan(tree(tmp_path), tools, KERNELS[:1], ("80", "90"), tmp_path / "build", shared_ptx={"80": ("90",)})
+    planned = kernels.Plan(
+        tree(tmp_path), tools, KERNELS[:1], ("80", "90"), tmp_path / "build", shared_ptx={"80": ("90",)}
+    )
     compiling.write_ninja(tmp_path / "build.ninja", [(planned, kernels.kernel_units(planned))])
     command = (tmp_path / "build.ninja").read_text()
     assert "code=[sm_80,sm_90]" in command

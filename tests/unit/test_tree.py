@@ -26,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
 PIN = MATRIX.upstream
 EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
-TWO = [("Change line 20", {"setup.py": EDIT}), ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})]
+TWO = [
+    ("Change line 20", {"setup.py": EDIT}),
+    ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"}),
+]
 Make = Callable[..., Path]
 NOTHING = export.Exported((), ())
 
@@ -37,15 +40,23 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_applying_gives_one_commit_a_patch_and_always_the_same_id(make_series: Make, tmp_path: Path) -> None:
     patches = model.read(make_series(*TWO))
-    trees = [tree.apply(patches, PIN, checkout_of(BASE), tmp_path / name / "source") for name in ("one", "two")]
+    trees = [
+        tree.apply(patches, PIN, checkout_of(BASE), tmp_path / name / "source") for name in ("one", "two")
+    ]
     assert trees[0].commit == trees[1].commit
     assert (trees[0].root / "setup.py").read_text() == EDIT
     log = Repository(trees[0].root, SeriesError).run("log", "--format=%s|%an|%ae|%cn|%ai|%ci").splitlines()
-    assert [line.partition("|")[0] for line in log] == ["Add a header", "Change line 20", "flash-attn 2.8.3.post1"]
+    assert [line.partition("|")[0] for line in log] == [
+        "Add a header",
+        "Change line 20",
+        "flash-attn 2.8.3.post1",
+    ]
     assert len({line.partition("|")[2] for line in log}) == 1
 
 
-def test_a_hostile_git_configuration_changes_no_byte(make_series: Make, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_hostile_git_configuration_changes_no_byte(
+    make_series: Make, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     patches = make_series(*TWO)
     plain = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "plain/source")
     before = content(patches)
@@ -56,7 +67,9 @@ def test_a_hostile_git_configuration_changes_no_byte(make_series: Make, tmp_path
     assert content(patches) == before
 
 
-def test_exporting_an_unchanged_tree_changes_no_byte_and_check_agrees(make_series: Make, tmp_path: Path) -> None:
+def test_exporting_an_unchanged_tree_changes_no_byte_and_check_agrees(
+    make_series: Make, tmp_path: Path
+) -> None:
     patches = make_series(*TWO)
     before = content(patches)
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
@@ -81,17 +94,23 @@ def test_a_hunk_that_would_move_is_refused(make_series: Make, tmp_path: Path) ->
     """Git am would place it two lines down without a word."""
     patches = model.read(make_series(TWO[0]))
     moved = BASE | {"setup.py": "new\nnew\n" + BASE["setup.py"]}
-    with pytest.raises(SeriesError, match=r"0001-Change-line-20\.patch does not apply exactly:\n.*offset 2 lines"):
+    with pytest.raises(
+        SeriesError, match=r"0001-Change-line-20\.patch does not apply exactly:\n.*offset 2 lines"
+    ):
         tree.apply(patches, PIN, checkout_of(moved), tmp_path / "source")
     assert not (tmp_path / "source").exists()
 
 
-def test_a_hunk_that_does_not_fit_is_refused_and_the_finished_tree_stays(make_series: Make, tmp_path: Path) -> None:
+def test_a_hunk_that_does_not_fit_is_refused_and_the_finished_tree_stays(
+    make_series: Make, tmp_path: Path
+) -> None:
     patches = model.read(make_series(TWO[0]))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     other = BASE | {"setup.py": BASE["setup.py"].replace("line 20\n", "line XX\n")}
     with pytest.raises(SeriesError, match="does not apply exactly"):
-        tree.apply(patches, PIN.model_copy(update={"version": "2.8.4"}), checkout_of(other), tmp_path / "source")
+        tree.apply(
+            patches, PIN.model_copy(update={"version": "2.8.4"}), checkout_of(other), tmp_path / "source"
+        )
     assert (applied.root / "setup.py").read_text() == EDIT
     assert sorted(p.name for p in tmp_path.iterdir()) == ["patches", "source"]
 
@@ -150,7 +169,9 @@ def test_export_refuses_a_tree_that_is_not_finished(make_series: Make, tmp_path:
         (applied.root / ".git/rebase-merge").mkdir()
     else:
         repository.run("reset", "--quiet", "--hard", applied.base)
-    with pytest.raises(SeriesError, match={"dirty": "uncommitted", "rebase": "in the middle", "empty": "no commits"}[state]):
+    with pytest.raises(
+        SeriesError, match={"dirty": "uncommitted", "rebase": "in the middle", "empty": "no commits"}[state]
+    ):
         export.export(applied.root, patches)
     assert content(patches) == before
 
@@ -184,7 +205,10 @@ def branch(root: Path) -> None:
 
 def rebase_in_progress(root: Path) -> None:
     subprocess.run(
-        ["git", "-C", str(root), "rebase", "-i", "HEAD~1"], env={**os.environ, "GIT_SEQUENCE_EDITOR": "echo break >"}, check=True, capture_output=True
+        ["git", "-C", str(root), "rebase", "-i", "HEAD~1"],
+        env={**os.environ, "GIT_SEQUENCE_EDITOR": "echo break >"},
+        check=True,
+        capture_output=True,
     )
 
 
@@ -192,10 +216,16 @@ def rebase_in_progress(root: Path) -> None:
     ("act", "expected"),
     [
         (stash, r"has stashes or linked work trees:\n.*WIP"),
-        (lambda root: user(root, "worktree", "add", "--detach", str(root.parent / "linked")), "linked work tree linked"),
+        (
+            lambda root: user(root, "worktree", "add", "--detach", str(root.parent / "linked")),
+            "linked work tree linked",
+        ),
         (branch, r"commits that are in no patch:\n.*Mine"),
         (rebase_in_progress, "in the middle of a rebase"),
-        (lambda root: user(root, "reset", "--quiet", "--hard", "HEAD~1"), r"lacks the last 1 of the commits .*git reset"),
+        (
+            lambda root: user(root, "reset", "--quiet", "--hard", "HEAD~1"),
+            r"lacks the last 1 of the commits .*git reset",
+        ),
     ],
 )
 def test_a_changed_series_does_not_replace_a_tree_that_holds_work(
@@ -220,11 +250,15 @@ def test_a_folder_that_is_not_ours_is_not_replaced(make_series: Make, tmp_path: 
     assert (tmp_path / "folder/notes").read_text() == "mine\n"
 
 
-def test_a_tree_of_an_older_version_of_this_program_is_replaced_when_nothing_is_lost(make_series: Make, tmp_path: Path) -> None:
+def test_a_tree_of_an_older_version_of_this_program_is_replaced_when_nothing_is_lost(
+    make_series: Make, tmp_path: Path
+) -> None:
     patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     marker = applied.root / ".git/series.json"
-    marker.write_text(json.dumps({"format": 1, "digest": "x", "base": applied.base, "commit": applied.commit}))
+    marker.write_text(
+        json.dumps({"format": 1, "digest": "x", "base": applied.base, "commit": applied.commit})
+    )
     with pytest.raises(SeriesError, match="nothing was exported"):
         export.export(applied.root, patches.folder)
     stash(applied.root)
@@ -257,11 +291,15 @@ def test_exported_commits_outlive_a_series_that_was_put_back(make_series: Make, 
         (patches / name).write_bytes(data)
     tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root)
     repository = Repository(applied.root, SeriesError)
-    kept = repository.run("for-each-ref", "--format=%(refname) %(objectname)", "refs/replaced", writes=False).splitlines()
+    kept = repository.run(
+        "for-each-ref", "--format=%(refname) %(objectname)", "refs/replaced", writes=False
+    ).splitlines()
     assert [line.split()[1] for line in kept if line.split()[0].endswith("/HEAD")] == [exported]
     assert [line for line in kept if "/tags/keep-me" in line]
     tree.apply(model.read(patches).upto(1), PIN, checkout_of(BASE), applied.root, of=2)
-    assert exported in repository.run("for-each-ref", "--format=%(objectname)", "refs/replaced", writes=False), "kept from tree to tree"
+    assert exported in repository.run(
+        "for-each-ref", "--format=%(objectname)", "refs/replaced", writes=False
+    ), "kept from tree to tree"
 
 
 def test_what_was_not_committed_outlives_a_reset(make_series: Make, tmp_path: Path) -> None:
@@ -271,14 +309,20 @@ def test_what_was_not_committed_outlives_a_reset(make_series: Make, tmp_path: Pa
     tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
     repository = Repository(applied.root, SeriesError)
     (kept,) = [
-        line for line in repository.run("for-each-ref", "--format=%(refname)", "refs/replaced", writes=False).splitlines() if "uncommitted" in line
+        line
+        for line in repository.run(
+            "for-each-ref", "--format=%(refname)", "refs/replaced", writes=False
+        ).splitlines()
+        if "uncommitted" in line
     ]
     assert repository.read(f"{kept}:setup.py") == b"mine\n"
     assert repository.read(f"{kept}:new.py") == b"mine too\n"
     assert repository.resolve("HEAD") == applied.commit
 
 
-def test_looking_at_a_series_neither_needs_nor_touches_a_tree_with_work_in_it(make_series: Make, tmp_path: Path) -> None:
+def test_looking_at_a_series_neither_needs_nor_touches_a_tree_with_work_in_it(
+    make_series: Make, tmp_path: Path
+) -> None:
     patches = model.read(make_series(*TWO))
     assert tree.reusable(patches, PIN, tmp_path / "source") is None
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
@@ -292,7 +336,9 @@ def test_looking_at_a_series_neither_needs_nor_touches_a_tree_with_work_in_it(ma
 def test_a_folder_that_a_killed_write_left_is_swept_by_the_next(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
     (tmp_path / ".patches.fa2-aside-abcd1234").mkdir()
-    export.write_folder(patches, {"0001-Add-a-header.patch": (patches / "0002-Add-a-header.patch").read_bytes()})
+    export.write_folder(
+        patches, {"0001-Add-a-header.patch": (patches / "0002-Add-a-header.patch").read_bytes()}
+    )
     assert not (tmp_path / ".patches.fa2-aside-abcd1234").exists()
 
 
@@ -307,7 +353,12 @@ def test_a_tree_that_somebody_moved_away_stays(make_series: Make, tmp_path: Path
     for name in ("source.previous", "source.original"):
         tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source").root.rename(tmp_path / name)
     tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["patches", "source", "source.original", "source.previous"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "patches",
+        "source",
+        "source.original",
+        "source.previous",
+    ]
 
 
 def test_stashes_of_a_tree_that_is_replaced_are_kept(make_series: Make, tmp_path: Path) -> None:
@@ -318,7 +369,9 @@ def test_stashes_of_a_tree_that_is_replaced_are_kept(make_series: Make, tmp_path
         user(applied.root, "stash")
     repository = Repository(applied.root, SeriesError)
     tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
-    kept = repository.run("for-each-ref", "--format=%(refname)", "refs/replaced/*/stashes/*", writes=False).split()
+    kept = repository.run(
+        "for-each-ref", "--format=%(refname)", "refs/replaced/*/stashes/*", writes=False
+    ).split()
     assert [repository.read(f"{name}:setup.py") for name in kept] == [b"mine too\n", b"mine\n"]
 
 
@@ -330,7 +383,9 @@ def test_commits_of_linked_work_trees_outlive_a_reset(make_series: Make, tmp_pat
     user(tmp_path / "linked", "commit", "--quiet", "--all", "--message=mine")
     mine = Repository(tmp_path / "linked", SeriesError).resolve("HEAD")
     tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
-    kept = Repository(applied.root, SeriesError).run("for-each-ref", "--format=%(objectname)", "refs/replaced/*/linked/*", writes=False)
+    kept = Repository(applied.root, SeriesError).run(
+        "for-each-ref", "--format=%(objectname)", "refs/replaced/*/linked/*", writes=False
+    )
     assert mine in kept.split()
 
 
@@ -357,7 +412,9 @@ def test_a_tree_that_cannot_be_swapped_stays_and_the_error_says_what_to_do(
     assert tree.apply(patches, PIN, checkout_of(BASE), applied.root).commit == applied.commit
 
 
-def test_an_interruption_at_the_end_of_apply_loses_no_commit(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_at_the_end_of_apply_loses_no_commit(
+    make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     patches = model.read(make_series(*TWO))
     applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"setup.py": "mine\n"})
@@ -396,12 +453,16 @@ def test_a_file_written_while_it_is_built_from_is_noticed(make_series: Make, tmp
         applied.check_unchanged()
 
 
-def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_named(make_series: Make, tmp_path: Path) -> None:
+def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_named(
+    make_series: Make, tmp_path: Path
+) -> None:
     patches = make_series(*TWO)
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"setup.py": EDIT.replace("twenty", "XX")})
     user(applied.root, "commit", "--quiet", "--all", "--fixup", "HEAD~1")
-    with pytest.raises(SeriesError, match=r"fixup! Change line 20 is not folded .*git rebase -i --autosquash base"):
+    with pytest.raises(
+        SeriesError, match=r"fixup! Change line 20 is not folded .*git rebase -i --autosquash base"
+    ):
         export.export(applied.root, patches)
     env = {**os.environ, "GIT_SEQUENCE_EDITOR": "true"}
     command = [
@@ -429,13 +490,17 @@ def test_export_does_not_undo_a_patch_that_changed_meanwhile(make_series: Make, 
     path = patches / "0001-Change-line-20.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
     before = content(patches)
-    with pytest.raises(SeriesError, match=r"changed since .* was applied from it: 0001-Change-line-20\.patch"):
+    with pytest.raises(
+        SeriesError, match=r"changed since .* was applied from it: 0001-Change-line-20\.patch"
+    ):
         export.export(applied.root, patches)
     assert content(patches) == before
 
 
 @pytest.mark.parametrize("part", [False, True])
-def test_the_way_out_that_export_tells_keeps_one_s_commit(make_series: Make, tmp_path: Path, part: bool) -> None:
+def test_the_way_out_that_export_tells_keeps_one_s_commit(
+    make_series: Make, tmp_path: Path, part: bool
+) -> None:
     """Of a tree whose patches changed meanwhile, and of one that holds a part of the series."""
     patches = make_series(*TWO)
     whole = model.read(patches)
@@ -446,7 +511,9 @@ def test_the_way_out_that_export_tells_keeps_one_s_commit(make_series: Make, tmp
     if not part:
         path = patches / "0001-Change-line-20.patch"
         path.write_text(path.read_text().replace("Because", "Since"))
-    with pytest.raises(SeriesError, match="nox -s apply -- --reset, which keeps your commits, then git -C") as caught:
+    with pytest.raises(
+        SeriesError, match="nox -s apply -- --reset, which keeps your commits, then git -C"
+    ) as caught:
         export.export(applied.root, patches)
     tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
     command = re.search(r"git -C \S+ (cherry-pick [0-9a-f ]+)", str(caught.value))
@@ -469,7 +536,11 @@ def test_after_an_export_the_tree_is_taken_as_it_is(make_series: Make, tmp_path:
     again = tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root)
     assert again.commit == Repository(applied.root, SeriesError).resolve("HEAD")
     elsewhere = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "elsewhere")
-    assert (again.commit, again.digest, again.sources) == (elsewhere.commit, elsewhere.digest, elsewhere.sources), "whoever made the commit"
+    assert (again.commit, again.digest, again.sources) == (
+        elsewhere.commit,
+        elsewhere.digest,
+        elsewhere.sources,
+    ), "whoever made the commit"
     assert export.export(applied.root, patches, check=True) == NOTHING
 
 
@@ -477,7 +548,12 @@ def test_a_change_of_the_binding_is_none_of_the_kernels(make_series: Make, tmp_p
     """Nor is one of Python files; a change of a header is one of both."""
     api, header = "csrc/flash_attn/flash_api.cpp", "csrc/flash_attn/src/flash.h"
     base = BASE | {api: "int api;\n", header: "int flash;\n"}
-    edits = {"none": ("setup.py", EDIT), "binding": (api, "int other;\n"), "both": (header, "int other;\n"), "cutlass": (HEADER, "// other\n")}
+    edits = {
+        "none": ("setup.py", EDIT),
+        "binding": (api, "int other;\n"),
+        "both": (header, "int other;\n"),
+        "cutlass": (HEADER, "// other\n"),
+    }
     trees = {}
     for name, (path, text) in edits.items():
         (tmp_path / name).mkdir()
@@ -492,11 +568,17 @@ def test_files_and_comments_of_others_stay(make_series: Make, tmp_path: Path) ->
     patches = make_series(*TWO)
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     write_files(patches, {"README": "mine\n", "notes/a": "mine\n"})
-    (patches / "series").write_text("# top\n0001-Change-line-20.patch\n\n# about the header\n0002-Add-a-header.patch  # short\n# end\n")
+    (patches / "series").write_text(
+        "# top\n0001-Change-line-20.patch\n\n# about the header\n0002-Add-a-header.patch  # short\n# end\n"
+    )
     user(applied.root, "rebase", "--quiet", "--onto", applied.base, "HEAD~1")
     done = export.export(applied.root, patches)
-    assert done == export.Exported(("0001-Add-a-header.patch", "series"), ("0001-Change-line-20.patch", "0002-Add-a-header.patch"))
-    assert (patches / "series").read_text() == "\n# about the header\n0001-Add-a-header.patch  # short\n# end\n"
+    assert done == export.Exported(
+        ("0001-Add-a-header.patch", "series"), ("0001-Change-line-20.patch", "0002-Add-a-header.patch")
+    )
+    assert (
+        patches / "series"
+    ).read_text() == "\n# about the header\n0001-Add-a-header.patch  # short\n# end\n"
     assert (patches / "notes/a").read_text() == (patches / "README").read_text() == "mine\n"
 
 
@@ -516,12 +598,20 @@ def merge(root: Path) -> None:
             lambda root: user(root, "commit", "--quiet", "--amend", "-m", "Add a header"),
             r"0002-Add-a-header\.patch: the message has no trailer Upstream-Status",
         ),
-        (lambda root: user(root, "commit", "--quiet", "--allow-empty", "-m", message("Nothing")), r"Nothing changes no file"),
+        (
+            lambda root: user(root, "commit", "--quiet", "--allow-empty", "-m", message("Nothing")),
+            r"Nothing changes no file",
+        ),
         (merge, r"Merge branch 'side'.* is a merge"),
-        (lambda root: user(root, "commit", "--quiet", "--amend", "-m", message("A\n\n---\nb")), r"has no trailer Upstream-Status"),
+        (
+            lambda root: user(root, "commit", "--quiet", "--amend", "-m", message("A\n\n---\nb")),
+            r"has no trailer Upstream-Status",
+        ),
     ],
 )
-def test_a_commit_that_makes_no_patch_is_named(make_series: Make, tmp_path: Path, act: Callable[[Path], None], expected: str) -> None:
+def test_a_commit_that_makes_no_patch_is_named(
+    make_series: Make, tmp_path: Path, act: Callable[[Path], None], expected: str
+) -> None:
     patches = make_series(*TWO)
     before = content(patches)
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
@@ -543,12 +633,17 @@ def test_a_part_of_the_series_is_applied_and_not_exported(make_series: Make, tmp
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (lambda p: (p / "series").write_text("0002-Add-a-header.patch\n0001-Change-line-20.patch\n"), "another order"),
+        (
+            lambda p: (p / "series").write_text("0002-Add-a-header.patch\n0001-Change-line-20.patch\n"),
+            "another order",
+        ),
         (lambda p: (p / "0003-Stray.patch").write_text("x"), r"0003-Stray\.patch would be removed"),
         (lambda p: (p / "0002-Add-a-header.patch").write_text("x"), r"0002-Add-a-header\.patch would change"),
     ],
 )
-def test_check_tells_content_order_and_stray_files(make_series: Make, tmp_path: Path, edit: Callable[[Path], object], expected: str) -> None:
+def test_check_tells_content_order_and_stray_files(
+    make_series: Make, tmp_path: Path, edit: Callable[[Path], object], expected: str
+) -> None:
     patches = make_series(*TWO)
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     edit(patches)
@@ -557,16 +652,25 @@ def test_check_tells_content_order_and_stray_files(make_series: Make, tmp_path: 
 
 
 names = st.sampled_from(["setup.py", "flash_attn/__init__.py", "flash_attn/a.py", "csrc/flash_attn/src/a.h"])
-lines = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12), min_size=1, max_size=8)
+lines = st.lists(
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12),
+    min_size=1,
+    max_size=8,
+)
 subjects = st.from_regex(r"Add [a-z]{1,12}( [a-zäé'\"/:*]{1,9}){0,9}", fullmatch=True)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=st.lists(st.tuples(subjects, st.dictionaries(names, lines, min_size=1)), min_size=1, max_size=4))
-def test_apply_and_export_are_each_other_s_inverse(make_series: Make, tmp_path: Path, edits: list[tuple[str, dict[str, list[str]]]]) -> None:
+def test_apply_and_export_are_each_other_s_inverse(
+    make_series: Make, tmp_path: Path, edits: list[tuple[str, dict[str, list[str]]]]
+) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     # Each patch leaves a line of its own, so that none is empty.
-    texts = [(s, {n: "\n".join([*ls, f"patch {i}"]) + "\n" for n, ls in files.items()}) for i, (s, files) in enumerate(edits)]
+    texts = [
+        (s, {n: "\n".join([*ls, f"patch {i}"]) + "\n" for n, ls in files.items()})
+        for i, (s, files) in enumerate(edits)
+    ]
     patches = make_series(*texts, folder=folder)
     before = content(patches)
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), folder / "source")
@@ -574,4 +678,7 @@ def test_apply_and_export_are_each_other_s_inverse(make_series: Make, tmp_path: 
     repository = Repository(applied.root, SeriesError)
     export.write_folder(folder / "again", export.exported_patches(repository, applied.base))
     assert content(folder / "again") == before == content(patches)
-    assert tree.apply(model.read(folder / "again"), PIN, checkout_of(BASE), folder / "other").commit == applied.commit
+    assert (
+        tree.apply(model.read(folder / "again"), PIN, checkout_of(BASE), folder / "other").commit
+        == applied.commit
+    )

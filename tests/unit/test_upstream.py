@@ -44,7 +44,9 @@ class Index(PackageIndex):
         self.content = GOOD
         self.cut: int | None = None
         self.requests = 0
-        super().__init__('<a href="/files/flash_attn-2.8.3.post1.tar.gz">flash_attn-2.8.3.post1.tar.gz</a>', self.page)
+        super().__init__(
+            '<a href="/files/flash_attn-2.8.3.post1.tar.gz">flash_attn-2.8.3.post1.tar.gz</a>', self.page
+        )
 
     def page(self, path: str) -> tuple[bytes, int] | None:
         if not path.endswith(".tar.gz"):
@@ -114,12 +116,20 @@ def test_pip_s_configuration_is_honoured_environment_over_files() -> None:
     )
     config = pip.PipConfig.read(listing)
     assert config == pip.PipConfig(
-        False, "http://localhost/four", ("http://localhost/two", "http://localhost/three"), ("/wheels",), ("localhost",), None, 180
+        False,
+        "http://localhost/four",
+        ("http://localhost/two", "http://localhost/three"),
+        ("/wheels",),
+        ("localhost",),
+        None,
+        180,
     )
     assert pip.PipConfig.read("").index_url is None
 
 
-def test_a_pip_that_cannot_tell_its_configuration_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pip_that_cannot_tell_its_configuration_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Going on with the public index would pass by the index that somebody configured."""
     broken = tmp_path / "pip.conf"
     broken.write_text("[global\n")
@@ -186,7 +196,10 @@ def test_a_tree_without_cutlass_is_an_error_and_leaves_no_folder(tmp_path: Path)
     content = tmp_path / "sdist.tar.gz"
     content.write_bytes(archive({"setup.py": "", "csrc/flash_attn/a.cu": ""}))
     checkout = upstream.Checkout(
-        upstream.Source.SDIST, "", lambda target: upstream._extract_sdist(content, target), lambda name: upstream._read_sdist(content, name)
+        upstream.Source.SDIST,
+        "",
+        lambda target: upstream._extract_sdist(content, target),
+        lambda name: upstream._read_sdist(content, name),
     )
     with pytest.raises(UpstreamError, match="cutlass"):
         upstream.materialise(checkout, tmp_path / "tree")
@@ -203,12 +216,27 @@ def test_a_file_that_no_build_needs_can_be_read(tmp_path: Path) -> None:
 
 def test_only_what_a_build_needs_is_taken() -> None:
     packages = ["flash_attn/__init__.py", "flash_attn/ops/__init__.py"]
-    wanted = ["csrc/flash_attn/src/x.cu", "csrc/cutlass/include/cute/a.hpp", "flash_attn/ops/b.py", "setup.py", "LICENSE"]
-    other = ["csrc/composable_kernel/a.h", "csrc/cutlass/test/a.cu", "flash_attn/loose/c.py", "flash_attn/ops/d.so", "hopper/e.py", "PKG-INFO"]
+    wanted = [
+        "csrc/flash_attn/src/x.cu",
+        "csrc/cutlass/include/cute/a.hpp",
+        "flash_attn/ops/b.py",
+        "setup.py",
+        "LICENSE",
+    ]
+    other = [
+        "csrc/composable_kernel/a.h",
+        "csrc/cutlass/test/a.cu",
+        "flash_attn/loose/c.py",
+        "flash_attn/ops/d.so",
+        "hopper/e.py",
+        "PKG-INFO",
+    ]
     assert upstream._select([*packages, *wanted, *other]) == sorted([*packages, *wanted])
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,4}(/[a-z_]{1,8}){0,3}\.(py|cu|h)", fullmatch=True)))
 def test_the_choice_does_not_depend_on_the_order_of_the_files(paths: list[str]) -> None:
     assert upstream._select(paths) == upstream._select(reversed(paths))
-    assert all(PurePosixPath(p).parts[0] in ("csrc", "flash_attn", "setup.py") for p in upstream._select(paths))
+    assert all(
+        PurePosixPath(p).parts[0] in ("csrc", "flash_attn", "setup.py") for p in upstream._select(paths)
+    )

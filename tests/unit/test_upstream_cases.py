@@ -26,7 +26,12 @@ def deterministic_mode(enabled):
 class flash_attn_interface:
     flash_attn_gpu = None
 """
-KERNELS = sorted(f"{p}_hdim64_{dtype}{suffix}" for p in ("fwd", "split", "bwd") for dtype in ("fp16", "bf16") for suffix in ("", "_causal"))
+KERNELS = sorted(
+    f"{p}_hdim64_{dtype}{suffix}"
+    for p in ("fwd", "split", "bwd")
+    for dtype in ("fp16", "bf16")
+    for suffix in ("", "_causal")
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +50,19 @@ def cases() -> ModuleType:
 
 
 @given(
-    st.integers(1, 12), st.lists(st.sampled_from([32, 59, 64, 128]), unique=True, min_size=1), st.lists(st.integers(1, 400), unique=True, min_size=1)
+    st.integers(1, 12),
+    st.lists(st.sampled_from([32, 59, 64, 128]), unique=True, min_size=1),
+    st.lists(st.integers(1, 400), unique=True, min_size=1),
 )
-def test_drawn_cases_are_of_the_test_fit_and_are_as_many_as_can_be(cases: ModuleType, count: int, dims: list[int], lengths: list[int]) -> None:
-    axes = [(("d",), dims), (("dtype",), ["torch.float16"]), (("seqlen_q", "seqlen_k"), [(n, 2 * n) for n in lengths]), (("local",), [True, False])]
+def test_drawn_cases_are_of_the_test_fit_and_are_as_many_as_can_be(
+    cases: ModuleType, count: int, dims: list[int], lengths: list[int]
+) -> None:
+    axes = [
+        (("d",), dims),
+        (("dtype",), ["torch.float16"]),
+        (("seqlen_q", "seqlen_k"), [(n, 2 * n) for n in lengths]),
+        (("local",), [True, False]),
+    ]
     choice = cases.Choice(count, frozenset(KERNELS), 300)
     drawn = choice.draw("test_some", axes)
     fitting = [
@@ -111,7 +125,10 @@ def test_each_case_runs_in_both_modes_and_what_came_of_it_is_told(tmp_path: Path
     assert found == {
         "test_passes[d=64-dtype=float16-seqlen_k=2-seqlen_q=1]": {"off": "passed", "on": "passed"},
         "test_passes[d=64-dtype=float16-seqlen_k=4-seqlen_q=3]": {"off": "passed", "on": "passed"},
-        "test_skips[d=64-dtype=float16]": {"off": "skipped: as upstream says", "on": "skipped: as upstream says"},
+        "test_skips[d=64-dtype=float16]": {
+            "off": "skipped: as upstream says",
+            "on": "skipped: as upstream says",
+        },
     }
     assert counts == {
         "off": {"passed": 3, "skipped: as upstream says": 1},
@@ -145,7 +162,9 @@ def test_a_case_runs_on_stock_alone_where_it_is_asked_for(tmp_path: Path) -> Non
     assert json.loads(done.stdout) == [{only: {"stock": "passed"}}, {"stock": {"passed": 1}}]
 
 
-@pytest.mark.parametrize(("text", "told"), [("import nothing_like_it", "ModuleNotFoundError"), ("", "pytest exited with 5")])
+@pytest.mark.parametrize(
+    ("text", "told"), [("import nothing_like_it", "ModuleNotFoundError"), ("", "pytest exited with 5")]
+)
 def test_a_file_that_cannot_run_or_has_no_cases_is_an_error(tmp_path: Path, text: str, told: str) -> None:
     done = run(tmp_path, text)
     assert done.returncode == 1
@@ -155,14 +174,29 @@ def test_a_file_that_cannot_run_or_has_no_cases_is_an_error(tmp_path: Path, text
 @pytest.mark.parametrize(
     ("of_case", "own"),
     [
-        ({"off": "failed: assert 3 <= 2", "on": "failed: assert 3 <= 2", "stock": "failed: assert 3 <= 2"}, True),
-        ({"off": "failed: AssertionError: assert 3 <= 2", "on": "passed", "stock": "failed: AssertionError: assert 3 <= 2"}, True),
-        ({"off": "failed: assert 3 <= 2", "on": "failed: RuntimeError", "stock": "failed: assert 3 <= 2"}, False),
+        (
+            {"off": "failed: assert 3 <= 2", "on": "failed: assert 3 <= 2", "stock": "failed: assert 3 <= 2"},
+            True,
+        ),
+        (
+            {
+                "off": "failed: AssertionError: assert 3 <= 2",
+                "on": "passed",
+                "stock": "failed: AssertionError: assert 3 <= 2",
+            },
+            True,
+        ),
+        (
+            {"off": "failed: assert 3 <= 2", "on": "failed: RuntimeError", "stock": "failed: assert 3 <= 2"},
+            False,
+        ),
         ({"off": "passed", "on": "failed: assert 3 <= 2", "stock": "failed: assert 3 <= 2"}, False),
         ({"off": "failed: assert 3 <= 2", "on": "passed", "stock": "passed"}, False),
         ({"off": "failed: assert 3 <= 2", "on": "passed", "stock": "failed: RuntimeError"}, False),
         ({"off": "failed: assert 3 <= 2", "on": "passed"}, False),
     ],
 )
-def test_a_case_is_upstreams_own_failure_if_stock_misses_its_bound_too(cases: ModuleType, of_case: dict[str, str], own: bool) -> None:
+def test_a_case_is_upstreams_own_failure_if_stock_misses_its_bound_too(
+    cases: ModuleType, of_case: dict[str, str], own: bool
+) -> None:
     assert cases.is_upstreams_own(of_case) is own

@@ -48,8 +48,14 @@ def commit(root: Path) -> str:
 def facts(root: Path, tmp_path: Path) -> verify.Facts:
     """What a wheel built from the repository as it is says of itself."""
     patches = model.read(root / "patches")
-    applied = tree.apply(patches, matrix.load(root / "wheel_matrix.toml").upstream, checkout_of(BASE), tmp_path / "source")
-    told = {"digest": applied.digest, "base": applied.base, "patches": [{"name": p.name, "sha256": p.sha256} for p in patches.patches]}
+    applied = tree.apply(
+        patches, matrix.load(root / "wheel_matrix.toml").upstream, checkout_of(BASE), tmp_path / "source"
+    )
+    told = {
+        "digest": applied.digest,
+        "base": applied.base,
+        "patches": [{"name": p.name, "sha256": p.sha256} for p in patches.patches],
+    }
     return verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {"series": told})
 
 
@@ -57,7 +63,9 @@ def test_a_wheel_of_the_series_here_is_known(repository: Path, tmp_path: Path) -
     assert verify.check_series(facts(repository, tmp_path), repository, tmp_path).where == "this checkout"
 
 
-def test_a_wheel_of_an_earlier_commit_is_known_by_it(repository: Path, tmp_path: Path, make_series: Make) -> None:
+def test_a_wheel_of_an_earlier_commit_is_known_by_it(
+    repository: Path, tmp_path: Path, make_series: Make
+) -> None:
     old, first = facts(repository, tmp_path), git(repository, "rev-parse", "HEAD")
     make_series(EDIT, MORE, folder=repository)
     commit(repository)
@@ -65,7 +73,9 @@ def test_a_wheel_of_an_earlier_commit_is_known_by_it(repository: Path, tmp_path:
 
 
 @pytest.mark.parametrize("lie", ["digest", "base", "patch"])
-def test_a_wheel_that_no_state_of_the_repository_gives_is_refused(repository: Path, tmp_path: Path, lie: str) -> None:
+def test_a_wheel_that_no_state_of_the_repository_gives_is_refused(
+    repository: Path, tmp_path: Path, lie: str
+) -> None:
     told = facts(repository, tmp_path)
     if lie == "patch":
         told.info["series"]["patches"][0]["sha256"] = "0" * 64
@@ -80,13 +90,22 @@ def test_a_wheel_without_a_series_is_damaged(repository: Path, tmp_path: Path) -
         verify.check_series(verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {}), repository, tmp_path)
 
 
-def passing(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str = "pass") -> tuple[Path, Path, upstream.Checkout]:
+def passing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, body: str = "pass"
+) -> tuple[Path, Path, upstream.Checkout]:
     """A wheel, a suite that writes a proof of it and passes, and no release's own tests. Pytest is real."""
     wheel, suite = folder / "flash_attn-1-cp312-cp312-linux_x86_64.whl", folder / "suite"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("flash_attn/_fork.json", json.dumps({"torch": "2.11.0"}))
     suite.mkdir()
-    proof = {"gpu": None, "torch": "2.11.0", "python": "3.12", "counts": {"passed": 1}, "controls": [], "cases": {}}
+    proof = {
+        "gpu": None,
+        "torch": "2.11.0",
+        "python": "3.12",
+        "counts": {"passed": 1},
+        "controls": [],
+        "cases": {},
+    }
     options = "".join(f"    parser.addoption('--{name}')\n" for name in ("proof", "wheel", "upstream"))
     finish = f"""
 import hashlib, json
@@ -101,7 +120,9 @@ def pytest_sessionfinish(session):
     return wheel, suite, upstream.Checkout(upstream.Source.SDIST, "", lambda _: None, lambda _: b"")
 
 
-def test_a_wheel_that_is_replaced_while_it_is_verified_has_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_that_is_replaced_while_it_is_verified_has_no_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "flash_attn-1-cp312-cp312-linux_x86_64.whl"
     wheel, suite, checkout = passing(tmp_path, monkeypatch, f"open({str(place)!r}, 'ab').write(b'another')")
     with pytest.raises(VerifyError, match="was replaced while it was verified"):
@@ -109,7 +130,9 @@ def test_a_wheel_that_is_replaced_while_it_is_verified_has_no_proof(tmp_path: Pa
     assert not wheel.with_suffix(".proof.json").exists()
 
 
-def test_a_whole_suite_that_says_not_verified_is_not_taken_for_a_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_suite_that_says_not_verified_is_not_taken_for_a_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheel, suite, checkout = passing(tmp_path, monkeypatch)
     (suite / "conftest.py").write_text((suite / "conftest.py").read_text() + "    session.exitstatus = 30\n")
     with pytest.raises(VerifyError, match="failed its suite"):

@@ -17,8 +17,14 @@ def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path
     """A real object that throws, linked by a real g++ with ``flags``, as the extension is."""
     cxx = shutil.which("g++")
     assert cxx, "g++ is missing"
-    (tmp_path / "thrower.cpp").write_text('#include <stdexcept>\nvoid thrower() { throw std::runtime_error("x"); }\n')
-    run([cxx, "-fPIC", "-c", tmp_path / "thrower.cpp", "-o", tmp_path / "thrower.o"], error=WheelError, what="no object")
+    (tmp_path / "thrower.cpp").write_text(
+        '#include <stdexcept>\nvoid thrower() { throw std::runtime_error("x"); }\n'
+    )
+    run(
+        [cxx, "-fPIC", "-c", tmp_path / "thrower.cpp", "-o", tmp_path / "thrower.o"],
+        error=WheelError,
+        what="no object",
+    )
     monkeypatch.setattr(wheel, "_TORCH_LIBRARIES", ())
     compiler = tmp_path / "cxx"
     compiler.write_text(
@@ -43,17 +49,25 @@ def test_two_builds_in_one_clone_link_once(tmp_path: Path, monkeypatch: pytest.M
     tools = dataclasses.replace(toolchain(tmp_path, "exit 1\n"), cxx=compiler)
     target.unlink()
     with ThreadPoolExecutor() as threads:
-        list(threads.map(lambda _: wheel.link(tools, [tmp_path / "thrower.o"], target, tmp_path / "log"), range(2)))
+        list(
+            threads.map(
+                lambda _: wheel.link(tools, [tmp_path / "thrower.o"], target, tmp_path / "log"), range(2)
+            )
+        )
     assert target.exists()
     assert (tmp_path / "slow.calls").read_text() == "\n"
 
 
-def test_no_path_from_the_environment_gets_into_an_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_path_from_the_environment_gets_into_an_extension(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_RUN_PATH", "/home/somebody/lib")
     assert b"/home/somebody/lib" not in linked(tmp_path, monkeypatch).read_bytes()
 
 
-def test_a_compiler_that_links_libstdcxx_statically_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_links_libstdcxx_statically_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(WheelError, match=r"linked libstdc\+\+ into the extension"):
         linked(tmp_path, monkeypatch, "-static-libstdc++")
     assert not list(tmp_path.glob("extension*"))

@@ -45,9 +45,7 @@ def suite(tmp_path: Path) -> Path:
     (tmp_path / "flash_attn.py").write_text(FAKE)
     (tmp_path / "flash_attn_2_cuda.py").write_text("")
     torch = "class Tensor: pass\nfloat16 = bfloat16 = float32 = float64 = dtype = Generator = int16 = int32 = None\n__version__ = '0'\n"
-    torch += (
-        "class version: cuda = '0'\nclass cuda:\n  is_available = staticmethod(lambda: GPU)\n  get_device_properties = staticmethod(lambda i: P)\n"
-    )
+    torch += "class version: cuda = '0'\nclass cuda:\n  is_available = staticmethod(lambda: GPU)\n  get_device_properties = staticmethod(lambda i: P)\n"
     torch += "class P: name, major, minor, multi_processor_count, total_memory = 'test', 9, 0, 1, 1\nimport os\nGPU = os.environ['GPU'] == '1'\n"
     (tmp_path / "torch.py").write_text(torch)
     return tmp_path
@@ -59,9 +57,26 @@ def run(suite: Path, body: str, gpu: bool = True, *chosen: str) -> tuple[int, di
 
     (suite / "test_it.py").write_text("import pytest, harness\n" + body)
     own = [] if any(word.endswith(".py") and "=" not in word for word in chosen) else [str(suite)]
-    command = [sys.executable, "-m", "pytest", *own, *chosen, "-c", os.devnull, f"--rootdir={suite}", "-q", "--proof", str(suite / "proof.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *own,
+        *chosen,
+        "-c",
+        os.devnull,
+        f"--rootdir={suite}",
+        "-q",
+        "--proof",
+        str(suite / "proof.json"),
+    ]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "GPU": str(int(gpu)), "PYTHONPATH": str(suite)}, cwd=suite
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GPU": str(int(gpu)), "PYTHONPATH": str(suite)},
+        cwd=suite,
     )
     return done.returncode, json.loads((suite / "proof.json").read_text()), done.stdout
 
@@ -119,7 +134,9 @@ def test_processes_of_xdist_verify_no_more_than_one(suite: Path, chosen: list[st
 
 
 def test_a_process_of_xdist_that_dies_fails_the_proof(suite: Path) -> None:
-    status, proof, _ = run(suite, "import os\ndef test_dies(): os._exit(9)\n" + CONTROL.format(True, True, True), True, *PARALLEL)
+    status, proof, _ = run(
+        suite, "import os\ndef test_dies(): os._exit(9)\n" + CONTROL.format(True, True, True), True, *PARALLEL
+    )
     assert status == 1
     assert proof["verified"] is False
 
@@ -133,7 +150,9 @@ def test_without_a_gpu_the_status_is_not_verified(suite: Path) -> None:
 
 
 def test_a_failure_outweighs_a_missing_gpu(suite: Path) -> None:
-    status, proof, _ = run(suite, "def test_static(): assert 0\n" + CONTROL.format(True, True, True), gpu=False)
+    status, proof, _ = run(
+        suite, "def test_static(): assert 0\n" + CONTROL.format(True, True, True), gpu=False
+    )
     assert status == 1
     assert proof["verified"] is False
 
@@ -147,7 +166,9 @@ def test_a_mismatch_is_in_the_proof_with_index_and_bits(suite: Path) -> None:
 
 
 def test_a_suite_that_breaks_off_leaves_no_proof_and_is_not_taken_for_one_without_a_gpu(suite: Path) -> None:
-    (suite / "plugin.py").write_text("def pytest_runtest_protocol(item): raise RuntimeError('a fault of pytest')\n")
+    (suite / "plugin.py").write_text(
+        "def pytest_runtest_protocol(item): raise RuntimeError('a fault of pytest')\n"
+    )
     with pytest.raises(FileNotFoundError):
         run(suite, "pytest_plugins = ['plugin']\ndef test_static(): pass\n", gpu=False)
 

@@ -67,8 +67,14 @@ class Case:
     calls: dict[str, Call]
 
     def __str__(self) -> str:
-        shape = f"{self.batch}x{self.len_k}" if self.len_q in (1, self.len_k) else f"{self.batch}x{self.len_q} on {self.len_k}"
-        return f"{self.group} d{self.head_dim} {shape}" + (" causal" if self.causal and self.len_q > 1 else "")
+        shape = (
+            f"{self.batch}x{self.len_k}"
+            if self.len_q in (1, self.len_k)
+            else f"{self.batch}x{self.len_q} on {self.len_k}"
+        )
+        return f"{self.group} d{self.head_dim} {shape}" + (
+            " causal" if self.causal and self.len_q > 1 else ""
+        )
 
 
 def load(path: Path) -> Any:
@@ -85,22 +91,57 @@ def tensor(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.float16)
 
 
-def prefill(extension: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> list[torch.Tensor]:
+def prefill(
+    extension: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> list[torch.Tensor]:
     return extension.fwd(q, k, v, None, None, 0.0, q.shape[-1] ** -0.5, causal, -1, -1, 0.0, False, None)
 
 
-def decode(extension: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, num_splits: int = 0) -> list[torch.Tensor]:
+def decode(
+    extension: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: torch.Tensor,
+    num_splits: int = 0,
+) -> list[torch.Tensor]:
     nothing = [None] * 2
     scale = q.shape[-1] ** -0.5
-    return extension.fwd_kvcache(q, k, v, *nothing, lengths, *nothing, None, None, None, None, None, scale, True, -1, -1, 0.0, True, num_splits)
+    return extension.fwd_kvcache(
+        q,
+        k,
+        v,
+        *nothing,
+        lengths,
+        *nothing,
+        None,
+        None,
+        None,
+        None,
+        None,
+        scale,
+        True,
+        -1,
+        -1,
+        0.0,
+        True,
+        num_splits,
+    )
 
 
 def backward(
-    extension: Any, upstream: torch.Tensor, inputs: list[torch.Tensor], results: list[torch.Tensor], causal: bool, deterministic: bool
+    extension: Any,
+    upstream: torch.Tensor,
+    inputs: list[torch.Tensor],
+    results: list[torch.Tensor],
+    causal: bool,
+    deterministic: bool,
 ) -> list[torch.Tensor]:
     scale = inputs[0].shape[-1] ** -0.5
     nothing = [None] * 4
-    return extension.bwd(upstream, *inputs, *results, *nothing, 0.0, scale, causal, -1, -1, 0.0, deterministic, None, None)
+    return extension.bwd(
+        upstream, *inputs, *results, *nothing, 0.0, scale, causal, -1, -1, 0.0, deterministic, None, None
+    )
 
 
 @contextlib.contextmanager
@@ -169,7 +210,9 @@ def variants(stock: Any, call: Callable[[Any], list[torch.Tensor]], *split_sizes
     """A call of an extension: stock's, ours, and ours in deterministic mode with the default and with these split sizes."""
     ours = Call(lambda: call(flash_attn_2_cuda))
     calls = {"stock": Call(lambda: call(stock))} if stock else {}
-    return calls | {"off": ours, "on": on(None, ours)} | {f"on {size}": on(size, ours) for size in split_sizes}
+    return (
+        calls | {"off": ours, "on": on(None, ours)} | {f"on {size}": on(size, ours) for size in split_sizes}
+    )
 
 
 def whole(group: str, stock: Any, d: int, batch: int, length: int, causal: bool) -> Case:
@@ -183,7 +226,11 @@ def whole(group: str, stock: Any, d: int, batch: int, length: int, causal: bool)
 
 def cached(group: str, stock: Any, d: int, batch: int, new: int, keys: int) -> Case:
     """The last ``new`` of ``keys`` tokens on a cache that holds them all."""
-    q, k, v = tensor(batch, new, HEADS[0], d), tensor(batch, keys, HEADS[1], d), tensor(batch, keys, HEADS[1], d)
+    q, k, v = (
+        tensor(batch, new, HEADS[0], d),
+        tensor(batch, keys, HEADS[1], d),
+        tensor(batch, keys, HEADS[1], d),
+    )
     filled = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
     calls = variants(stock, lambda e: decode(e, q, k, v, filled), 512, 1024, 2048)
     if one_block_fits(d):
@@ -196,7 +243,10 @@ def cached(group: str, stock: Any, d: int, batch: int, new: int, keys: int) -> C
 
 def gradients(stock: Any, d: int, batch: int, length: int, causal: bool) -> Case:
     """Against stock's ``deterministic=True``."""
-    inputs, upstream = [tensor(batch, length, HEADS[0], d) for _ in range(3)], tensor(batch, length, HEADS[0], d)
+    inputs, upstream = (
+        [tensor(batch, length, HEADS[0], d) for _ in range(3)],
+        tensor(batch, length, HEADS[0], d),
+    )
     with deterministic_mode():
         results = prefill(flash_attn_2_cuda, *inputs, causal)[:2]
 
@@ -211,7 +261,17 @@ def gradients(stock: Any, d: int, batch: int, length: int, causal: bool) -> Case
 
 def million(stock: Any, d: int) -> Case:
     q, k, v = tensor(1, NEW, HEADS[1], d), tensor(1, MILLION, HEADS[1], d), tensor(1, MILLION, HEADS[1], d)
-    return Case("million keys", d, 1, NEW, MILLION, HEADS[1], HEADS[1], True, variants(stock, lambda e: prefill(e, q, k, v, True), 512))
+    return Case(
+        "million keys",
+        d,
+        1,
+        NEW,
+        MILLION,
+        HEADS[1],
+        HEADS[1],
+        True,
+        variants(stock, lambda e: prefill(e, q, k, v, True), 512),
+    )
 
 
 def cases(group: str, stock: Any, d: int) -> Iterator[Case]:
@@ -231,7 +291,9 @@ def cases(group: str, stock: Any, d: int) -> Iterator[Case]:
 
 def differing_bits(d: int) -> Iterator[dict[str, Any]]:
     """Does a path change a bit? Even shapes, each with and without."""
-    paths = {"uneven": UNEVEN, "apart": APART, "standard": STANDARD} | ({"one block": ONE_BLOCK} if one_block_fits(d) else {})
+    paths = {"uneven": UNEVEN, "apart": APART, "standard": STANDARD} | (
+        {"one block": ONE_BLOCK} if one_block_fits(d) else {}
+    )
     for batch, len_q, len_k, causal in EVEN:
         q, k, v = (tensor(batch, length, HEADS[1], d) for length in (len_q, len_k, len_k))
         with mode_on(512, 0):
@@ -239,7 +301,9 @@ def differing_bits(d: int) -> Iterator[dict[str, Any]]:
         for name, which in paths.items():
             with mode_on(512, which):
                 other_out, other_lse = prefill(flash_attn_2_cuda, q, k, v, causal)[:2]
-            differing = (out.view(torch.int16) != other_out.view(torch.int16)).sum() + (lse.view(torch.int32) != other_lse.view(torch.int32)).sum()
+            differing = (out.view(torch.int16) != other_out.view(torch.int16)).sum() + (
+                lse.view(torch.int32) != other_lse.view(torch.int32)
+            ).sum()
             shape = {"head_dim": d, "shape": [batch, len_q, len_k], "causal": causal}
             yield shape | {"paths": name, "differing": int(differing), "of": out.numel() + lse.numel()}
 
@@ -261,18 +325,30 @@ def missing(group: str, d: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write every figure here, after each case")
     parser.add_argument("--stock", type=Path, help="an extension of unpatched upstream")
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--group", choices=NEEDED, nargs="+", default=list(NEEDED), help="which cases (default: all)")
-    parser.add_argument("--seconds", type=float, default=0.6, help="for each variant of a case (default: 0.6)")
+    parser.add_argument(
+        "--group", choices=NEEDED, nargs="+", default=list(NEEDED), help="which cases (default: all)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.6, help="for each variant of a case (default: 0.6)"
+    )
     arguments = parser.parse_args()
     stock = load(arguments.stock) if arguments.stock else None
     set_deterministic_mode(False)  # whatever the environment says
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "fork": fork_info(), "rows": rows, "bits": []}
+    facts: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "fork": fork_info(),
+        "rows": rows,
+        "bits": [],
+    }
 
     def write() -> None:
         if arguments.json:
@@ -296,14 +372,23 @@ def main() -> None:
                 write()
                 print(
                     str(case).ljust(34),
-                    "  ".join(f"{n} {f['ms']:.4f} ({f['ms'] / base:.2f}, {f['mb']:.0f} MB)" for n, f in figures.items()),
+                    "  ".join(
+                        f"{n} {f['ms']:.4f} ({f['ms'] / base:.2f}, {f['mb']:.0f} MB)"
+                        for n, f in figures.items()
+                    ),
                     flush=True,
                 )
-            means = "  ".join(f"{name} {math.exp(statistics.fmean(map(math.log, found))):.3f}" for name, found in ratios.items())
+            means = "  ".join(
+                f"{name} {math.exp(statistics.fmean(map(math.log, found))):.3f}"
+                for name, found in ratios.items()
+            )
             print(f"geometric mean, {group} d{d}:  {means}", flush=True)
         if "prefill" in arguments.group and not missing("prefill", d):
             facts["bits"] += differing_bits(d)
-    print("bits that differ with other paths:", {f"d{b['head_dim']} {b['shape']} {b['paths']}": b["differing"] for b in facts["bits"]})
+    print(
+        "bits that differ with other paths:",
+        {f"d{b['head_dim']} {b['shape']} {b['paths']}": b["differing"] for b in facts["bits"]},
+    )
     write()
 
 

@@ -30,7 +30,9 @@ def gradients(out: torch.Tensor, inputs: list[torch.Tensor], upstream: torch.Ten
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write every figure here")
     for name, default in (("batch", 4), ("heads", 16), ("length", 4096), ("head-dim", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -42,7 +44,10 @@ def main() -> None:
     batch, heads, length, dim = arguments.batch, arguments.heads, arguments.length, arguments.head_dim
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
-    q, k, v = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.float16, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.float16, requires_grad=True)
+        for _ in range(3)
+    )
     by_heads = [t.transpose(1, 2) for t in (q, k, v)]  # what the others take; a view
     upstream = torch.randn_like(q)
     bias = torch.randn(1, heads, length, length, device="cuda", dtype=torch.float16, requires_grad=True)
@@ -57,7 +62,9 @@ def main() -> None:
     def flex(**own: Any) -> torch.Tensor:
         return compiled_flex(*by_heads, **own).transpose(1, 2)
 
-    def add(score: torch.Tensor, _b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    def add(
+        score: torch.Tensor, _b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor
+    ) -> torch.Tensor:
         return score + bias[0, h, i, j]
 
     def sees(_b: torch.Tensor, _h: torch.Tensor, _i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
@@ -76,30 +83,58 @@ def main() -> None:
                 rows.append({"case": case, "variant": name, "error": str(e)})
         figures = measure(works)
         base = figures["ours"]["ms"]
-        rows.extend({"case": case, "variant": name, **f, "ratio": f["ms"] / base} for name, f in figures.items())
-        print(case.ljust(28), "  ".join(f"{n} {f['ms']:.4f} ({f['ms'] / base:.2f}, {f['mb']:.0f} MB)" for n, f in figures.items()), flush=True)
+        rows.extend(
+            {"case": case, "variant": name, **f, "ratio": f["ms"] / base} for name, f in figures.items()
+        )
+        print(
+            case.ljust(28),
+            "  ".join(
+                f"{n} {f['ms']:.4f} ({f['ms'] / base:.2f}, {f['mb']:.0f} MB)" for n, f in figures.items()
+            ),
+            flush=True,
+        )
 
     with torch.no_grad():
         plain = lambda: [flash_attn_func(q, k, v)]  # noqa: E731
         biased = Call(lambda: [flash_attn_func(q, k, v, attn_bias=bias)])
         masked = Call(lambda: [flash_attn_func(q, k, v, attn_mask=mask)])
         own = {"ours": biased, "ours on 2048": on(2048, biased), "no bias": plain}
-        record("bias (1, H, S, S), forward", {**own, "SDPA": lambda: [efficient(bias)], "flex": lambda: [flex(score_mod=add)]})
+        record(
+            "bias (1, H, S, S), forward",
+            {**own, "SDPA": lambda: [efficient(bias)], "flex": lambda: [flex(score_mod=add)]},
+        )
         blocks = create_block_mask(sees, None, None, length, length, device="cuda")
         own = {"ours": masked, "ours on 2048": on(2048, masked), "no mask": plain}
-        record("half of the keys, forward", {**own, "SDPA": lambda: [efficient(mask)], "flex": lambda: [flex(block_mask=blocks)]})
-        record("the same, each query's own", {"ours": Call(lambda: [flash_attn_func(q, k, v, attn_mask=written)]), "no mask": plain})
+        record(
+            "half of the keys, forward",
+            {**own, "SDPA": lambda: [efficient(mask)], "flex": lambda: [flex(block_mask=blocks)]},
+        )
+        record(
+            "the same, each query's own",
+            {"ours": Call(lambda: [flash_attn_func(q, k, v, attn_mask=written)]), "no mask": plain},
+        )
 
     inputs = [q, k, v, bias]
     biased = Call(lambda: gradients(flash_attn_func(q, k, v, attn_bias=bias), inputs, upstream))
-    own = {"ours": biased, "ours on 2048": on(2048, biased), "no bias": lambda: gradients(flash_attn_func(q, k, v), inputs[:3], upstream)}
+    own = {
+        "ours": biased,
+        "ours on 2048": on(2048, biased),
+        "no bias": lambda: gradients(flash_attn_func(q, k, v), inputs[:3], upstream),
+    }
     others = {
         "SDPA": lambda: gradients(efficient(bias), inputs, upstream),
         "flex": lambda: gradients(flex(score_mod=add), inputs, upstream),
     }
     record("bias, forward and backward", {**own, **others})
     masked = Call(lambda: gradients(flash_attn_func(q, k, v, attn_mask=mask), inputs[:3], upstream))
-    record("half of the keys, both", {"ours": masked, "no mask": own["no bias"], "SDPA": lambda: gradients(efficient(mask), inputs[:3], upstream)})
+    record(
+        "half of the keys, both",
+        {
+            "ours": masked,
+            "no mask": own["no bias"],
+            "SDPA": lambda: gradients(efficient(mask), inputs[:3], upstream),
+        },
+    )
     if arguments.json:
         facts = {
             "gpu": torch.cuda.get_device_name(),

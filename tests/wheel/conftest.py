@@ -28,12 +28,31 @@ PROOF_FORMAT = 1
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--proof", metavar="FILE", default=None, help="write the results here, as JSON")
-    parser.addoption("--wheel", metavar="FILE", default=None, help="the wheel that is installed, for its sha256 in the proof")
-    parser.addoption("--upstream", metavar="FILE", default=None, help="tests/test_flash_attn.py of upstream's release, to run cases of")
     parser.addoption(
-        "--stock", metavar="FILE", default=None, help="upstream's kernels (nox -s build -- --stock), to run those of its cases on that fail"
+        "--wheel",
+        metavar="FILE",
+        default=None,
+        help="the wheel that is installed, for its sha256 in the proof",
     )
-    parser.addoption("--upstream-cases", metavar="N", type=int, default=40, help="how many of each of its tests (default: 40)")
+    parser.addoption(
+        "--upstream",
+        metavar="FILE",
+        default=None,
+        help="tests/test_flash_attn.py of upstream's release, to run cases of",
+    )
+    parser.addoption(
+        "--stock",
+        metavar="FILE",
+        default=None,
+        help="upstream's kernels (nox -s build -- --stock), to run those of its cases on that fail",
+    )
+    parser.addoption(
+        "--upstream-cases",
+        metavar="N",
+        type=int,
+        default=40,
+        help="how many of each of its tests (default: 40)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,7 +103,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return  # pytest-xdist: those that run the cases collect them
     folder = Path(__file__).resolve().parent
     whole = {path.resolve() for path in folder.glob("test_*.py")}
-    if any(Path(argument).resolve() != folder for argument in session.config.args) or whole - {item.path.resolve() for item in session.items}:
+    if any(Path(argument).resolve() != folder for argument in session.config.args) or whole - {
+        item.path.resolve() for item in session.items
+    }:
         session.config.stash[LEDGER].chosen = True
 
 
@@ -140,7 +161,9 @@ def _gpu() -> dict[str, Any] | None:
     properties = torch.cuda.get_device_properties(0)
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
+        driver = (
+            subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
+        )
     except (OSError, subprocess.CalledProcessError):
         driver = "unknown"
     return {
@@ -213,4 +236,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if ledger.chosen:
         terminalreporter.write_line("NOT VERIFIED: only chosen cases ran", yellow=True)
     for reason, count in not_run.items():
-        terminalreporter.write_line(f"NOT VERIFIED: {count} GPU cases {reason.replace('not run: ', 'not run, ')}", yellow=True)
+        terminalreporter.write_line(
+            f"NOT VERIFIED: {count} GPU cases {reason.replace('not run: ', 'not run, ')}", yellow=True
+        )

@@ -23,7 +23,11 @@ class Gradients:
     dbias: Tensor | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return ((field.name, getattr(self, field.name)) for field in fields(self) if getattr(self, field.name) is not None)
+        return (
+            (field.name, getattr(self, field.name))
+            for field in fields(self)
+            if getattr(self, field.name) is not None
+        )
 
     def assert_same(self, other: Gradients, what: str) -> None:
         for name, gradient in self:
@@ -43,7 +47,9 @@ def leaves(tensors: tuple[Tensor, ...]) -> list[Tensor]:
     return [t.detach().clone().requires_grad_() for t in tensors]
 
 
-def _with_bias(sequences: list[Sequence], keys: int, packed: bool = False) -> tuple[dict[str, Tensor], list[Tensor]]:
+def _with_bias(
+    sequences: list[Sequence], keys: int, packed: bool = False
+) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Mask and bias of a call, and the bias as a leaf."""
     own = extras(sequences, keys, packed)
     if "attn_bias" in own:
@@ -52,7 +58,9 @@ def _with_bias(sequences: list[Sequence], keys: int, packed: bool = False) -> tu
     return own, []
 
 
-def dense(config: Config, sequences: list[Sequence], upstreams: list[Tensor], which: int, deterministic: bool = True) -> Gradients:
+def dense(
+    config: Config, sequences: list[Sequence], upstreams: list[Tensor], which: int, deterministic: bool = True
+) -> Gradients:
     q, k, v = leaves(tuple(torch.stack([getattr(s, name) for s in sequences]) for name in "qkv"))
     own, bias = _with_bias(sequences, k.shape[1])
     out = flash_attn_func(q, k, v, deterministic=deterministic, **config.kwargs(), **own)
@@ -61,7 +69,12 @@ def dense(config: Config, sequences: list[Sequence], upstreams: list[Tensor], wh
 
 def varlen(config: Config, sequences: list[Sequence], upstreams: list[Tensor], which: int) -> Gradients:
     q, k, v = leaves(tuple(torch.cat([getattr(s, name) for s in sequences]) for name in "qkv"))
-    starts = [torch.tensor([0, *(len(getattr(s, name)) for s in sequences)], device=harness.DEVICE).cumsum(0).to(torch.int32) for name in "qk"]
+    starts = [
+        torch.tensor([0, *(len(getattr(s, name)) for s in sequences)], device=harness.DEVICE)
+        .cumsum(0)
+        .to(torch.int32)
+        for name in "qk"
+    ]
     longest = [int(s.diff().max()) for s in starts]
     own, bias = _with_bias(sequences, longest[1], packed=True)
     out = flash_attn_varlen_func(q, k, v, *starts, *longest, deterministic=False, **config.kwargs(), **own)
@@ -97,27 +110,41 @@ def assert_that_rows_are_read_alike_wherever_they_lie(config: Config) -> None:
     sequences = [Draw(5).sequence(config, 150, 300), Draw(6).sequence(config, 150, 300)]
     upstream = torch.stack([upstream_of(s, 1) for s in sequences])
     inputs = [torch.stack([getattr(s, name) for s in sequences]) for name in "qkv"]
-    starts = [torch.tensor([0, length, 2 * length], dtype=torch.int32, device=harness.DEVICE) for length in (150, 300)]
+    starts = [
+        torch.tensor([0, length, 2 * length], dtype=torch.int32, device=harness.DEVICE)
+        for length in (150, 300)
+    ]
 
     def calls(*layouts: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
         for packed in (False, True):
             shapes = [t.shape[-2:] if packed else t.shape[1:] for t in (*inputs, upstream)]
-            q, k, v, dout = (layout(t.reshape(-1, *shape)) for t, shape, layout in zip((*inputs, upstream), shapes, layouts, strict=True))
+            q, k, v, dout = (
+                layout(t.reshape(-1, *shape))
+                for t, shape, layout in zip((*inputs, upstream), shapes, layouts, strict=True)
+            )
             leaves = [t.detach().requires_grad_() for t in (q, k, v)]
             own, bias = _with_bias(sequences, 300, packed)
             lengths = (*starts, 150, 300) if packed else ()
             with deterministic_mode(split_size=256):
-                out = (flash_attn_varlen_func if packed else flash_attn_func)(*leaves, *lengths, **config.kwargs(), **own)
+                out = (flash_attn_varlen_func if packed else flash_attn_func)(
+                    *leaves, *lengths, **config.kwargs(), **own
+                )
             gradients = torch.autograd.grad(out, [*leaves, *bias], dout)
-            for name, tensor, like in zip(("out", "dq", "dk", "dv"), (out, *gradients), (q, *leaves), strict=False):
-                told = torch.empty_like(like)  # torch.compile; where a row's elements would lie apart, they do not
+            for name, tensor, like in zip(
+                ("out", "dq", "dk", "dv"), (out, *gradients), (q, *leaves), strict=False
+            ):
+                told = torch.empty_like(
+                    like
+                )  # torch.compile; where a row's elements would lie apart, they do not
                 assert tensor.stride() == (told if told.stride(-1) == 1 else told.contiguous()).stride(), name
             yield f"packed: {packed}", [out, *gradients]
 
     def at(first: int, gap: int) -> Callable[[Tensor], Tensor]:
         return lambda tensor: begun_at(tensor, first, gap)
 
-    def compare(layouts: list[Callable[[Tensor], Tensor]], plain: list[Callable[[Tensor], Tensor]], what: str) -> None:
+    def compare(
+        layouts: list[Callable[[Tensor], Tensor]], plain: list[Callable[[Tensor], Tensor]], what: str
+    ) -> None:
         expected = dict(calls(*plain))
         for call, results in calls(*layouts):
             for n, (result, right) in enumerate(zip(results, expected[call], strict=True)):
@@ -127,7 +154,11 @@ def assert_that_rows_are_read_alike_wherever_they_lie(config: Config) -> None:
     for places in ([(1, 0)] * 4, [(0, 3)] * 4, [(0, 0)] * 3 + [(8, 4)], [(4, 8), (0, 0), (3, 1), (0, 8)]):
         compare([at(*place) for place in places], [aligned] * 4, str(places))
     compare([apart] * 4, [aligned] * 4, "elements apart")
-    compare([overlapping] * 3 + [aligned], [lambda tensor: overlapping(tensor).contiguous()] * 3 + [aligned], "rows that overlap")
+    compare(
+        [overlapping] * 3 + [aligned],
+        [lambda tensor: overlapping(tensor).contiguous()] * 3 + [aligned],
+        "rows that overlap",
+    )
 
 
 def far_along(config: Config, sequence: Sequence, upstream: Tensor, rows: int) -> Gradients:
@@ -139,8 +170,13 @@ def far_along(config: Config, sequence: Sequence, upstream: Tensor, rows: int) -
         return whole
 
     q, (k, v) = last(sequence.q).requires_grad_(), leaves((sequence.k, sequence.v))
-    starts = [torch.tensor(s, device=harness.DEVICE, dtype=torch.int32) for s in ((rows - len(sequence.q), rows), (0, len(k)))]
-    out = flash_attn_varlen_func(q, k, v, *starts, len(sequence.q), len(k), deterministic=False, **config.kwargs())
+    starts = [
+        torch.tensor(s, device=harness.DEVICE, dtype=torch.int32)
+        for s in ((rows - len(sequence.q), rows), (0, len(k)))
+    ]
+    out = flash_attn_varlen_func(
+        q, k, v, *starts, len(sequence.q), len(k), deterministic=False, **config.kwargs()
+    )
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), last(upstream))
     return Gradients(dq[rows - len(sequence.q) :].clone(), dk, dv)
 
@@ -149,7 +185,9 @@ def assert_accurate(config: Config, got: Gradients, sequence: Sequence, upstream
     """The error against float64 is at most twice that of PyTorch's operations in the input's dtype, or thereabouts."""
 
     def by_definition(dtype: torch.dtype) -> list[Tensor]:
-        inputs = leaves(tuple(t for t in (sequence.q, sequence.k, sequence.v, sequence.bias) if t is not None))
+        inputs = leaves(
+            tuple(t for t in (sequence.q, sequence.k, sequence.v, sequence.bias) if t is not None)
+        )
         out = reference(config, Sequence(*inputs[:3], sequence.mask, *inputs[3:]), dtype=dtype).out
         return [g.double() for g in torch.autograd.grad(out, inputs, upstream.to(out.dtype))]
 

@@ -56,7 +56,8 @@ def assert_same_bits(left: Tensor, right: Tensor, what: str) -> None:
         "of": left.numel(),
     }
     raise Mismatch(
-        f"{what}: first mismatch at {index}: {' and '.join(patterns)} ({details['values']}); {len(differing)} of {left.numel()} differ", details
+        f"{what}: first mismatch at {index}: {' and '.join(patterns)} ({details['values']}); {len(differing)} of {left.numel()} differ",
+        details,
     )
 
 
@@ -91,8 +92,14 @@ class Config:
     bias: str = ""  # a dtype's name: a bias of that type
 
     def __str__(self) -> str:
-        parts = [f"d{self.head_dim}", self.dtype, f"h{self.heads}" + (f"k{self.heads_k}" if self.heads_k != self.heads else "")]
-        parts += ["causal"] * self.causal + [f"window{self.window[0]}.{self.window[1]}"] * (self.window != (-1, -1))
+        parts = [
+            f"d{self.head_dim}",
+            self.dtype,
+            f"h{self.heads}" + (f"k{self.heads_k}" if self.heads_k != self.heads else ""),
+        ]
+        parts += ["causal"] * self.causal + [f"window{self.window[0]}.{self.window[1]}"] * (
+            self.window != (-1, -1)
+        )
         parts += ["softcap"] * (self.softcap > 0) + ["alibi"] * self.alibi
         parts += ["mask"] * self.mask + [f"bias.{self.bias}"] * bool(self.bias)
         return "-".join(parts)
@@ -100,13 +107,27 @@ class Config:
     def kwargs(self) -> dict[str, Any]:
         slopes = None
         if self.alibi:
-            slopes = torch.tensor([2.0 ** (-8 * (i + 1) / self.heads) for i in range(self.heads)], device=DEVICE)
-        return {"causal": self.causal, "window_size": self.window, "softcap": self.softcap, "alibi_slopes": slopes}
+            slopes = torch.tensor(
+                [2.0 ** (-8 * (i + 1) / self.heads) for i in range(self.heads)], device=DEVICE
+            )
+        return {
+            "causal": self.causal,
+            "window_size": self.window,
+            "softcap": self.softcap,
+            "alibi_slopes": slopes,
+        }
 
     def lacks(self, *passes: str) -> list[str]:
         """Kernels that this wheel lacks for causal calls and for the single rows of them."""
-        missing = sorted(kernel_names.needed(self.head_dim, self.dtype, passes, kernel_names.SUFFIXES if self.causal else [""]) - KERNELS)
-        return missing + ["attn_mask and attn_bias"] * ((self.mask or bool(self.bias)) and not flash_attn_2_cuda.has_attn_bias)
+        missing = sorted(
+            kernel_names.needed(
+                self.head_dim, self.dtype, passes, kernel_names.SUFFIXES if self.causal else [""]
+            )
+            - KERNELS
+        )
+        return missing + ["attn_mask and attn_bias"] * (
+            (self.mask or bool(self.bias)) and not flash_attn_2_cuda.has_attn_bias
+        )
 
     def need(self, *passes: str) -> None:
         """Skip unless the wheel has these kernels."""
@@ -128,7 +149,9 @@ class Sequence:
     def draw(cls, config: Config, len_q: int, len_k: int, generator: torch.Generator) -> Sequence:
         def normal(length: int, heads: int) -> Tensor:
             shape = (length, heads, config.head_dim)
-            return torch.randn(shape, generator=generator, device=DEVICE, dtype=torch.float32).to(DTYPES[config.dtype])
+            return torch.randn(shape, generator=generator, device=DEVICE, dtype=torch.float32).to(
+                DTYPES[config.dtype]
+            )
 
         q, k, v = normal(len_q, config.heads), normal(len_k, config.heads_k), normal(len_k, config.heads_k)
         shape = (config.heads, len_q, len_k)
@@ -137,7 +160,9 @@ class Sequence:
             return torch.rand(size, generator=generator, device=DEVICE)
 
         mask = bias = None
-        if config.mask:  # whole tiles hidden, from all rows or some, and single keys; here and there a row without any
+        if (
+            config.mask
+        ):  # whole tiles hidden, from all rows or some, and single keys; here and there a row without any
             stripes = uniform(config.heads, -(-len_q // 64), -(-len_k // 128)) < 0.5
             mask = stripes.repeat_interleave(64, 1).repeat_interleave(128, 2)[:, :len_q, :len_k]
             mask = mask & (uniform(*shape) < 0.9) & (uniform(config.heads, len_q, 1) < 0.95)
@@ -172,7 +197,13 @@ class Draw:
 
 
 # Where the deterministic mode folds chunks, and by which kernel: _test_paths of the extension.
-ROUTES = {"as the GPU is filled": 0, "as for uneven lengths": 1, "in one thread block": 2, "apart": 4, "in the standard kernel": 8}
+ROUTES = {
+    "as the GPU is filled": 0,
+    "as for uneven lengths": 1,
+    "in one thread block": 2,
+    "apart": 4,
+    "in the standard kernel": 8,
+}
 
 
 @contextmanager
@@ -202,11 +233,15 @@ def extras(sequences: list[Sequence], keys: int, packed: bool = False) -> dict[s
 def dense(config: Config, sequences: list[Sequence], which: int = 0) -> Rows:
     """A batch of sequences of equal lengths."""
     q, k, v = (torch.stack([getattr(s, name) for s in sequences]) for name in "qkv")
-    out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, **config.kwargs(), **extras(sequences, k.shape[1]))
+    out, lse, _ = flash_attn_func(
+        q, k, v, return_attn_probs=True, **config.kwargs(), **extras(sequences, k.shape[1])
+    )
     return Rows(out[which], lse[which])
 
 
-def varlen(config: Config, sequences: list[Sequence], which: int = 0, slack: int = 0, slack_q: int = 0) -> Rows:
+def varlen(
+    config: Config, sequences: list[Sequence], which: int = 0, slack: int = 0, slack_q: int = 0
+) -> Rows:
     """Sequences packed end to end; ``slack`` and ``slack_q`` are added to the longest key and query lengths that the call names."""
 
     def cumulative(lengths: list[int]) -> Tensor:
@@ -217,18 +252,31 @@ def varlen(config: Config, sequences: list[Sequence], which: int = 0, slack: int
     q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
     own = extras(sequences, max(len_k) + slack, packed=True)
     out, lse, _ = flash_attn_varlen_func(
-        q, k, v, cu_q, cu_k, max(len_q) + slack_q, max(len_k) + slack, return_attn_probs=True, **config.kwargs(), **own
+        q,
+        k,
+        v,
+        cu_q,
+        cu_k,
+        max(len_q) + slack_q,
+        max(len_k) + slack,
+        return_attn_probs=True,
+        **config.kwargs(),
+        **own,
     )
     rows = slice(int(cu_q[which]), int(cu_q[which + 1]))
     return Rows(out[rows], lse[:, rows])
 
 
-def cache(config: Config, sequences: list[Sequence], capacity: int, which: int = 0, poison: float = math.nan) -> Rows:
+def cache(
+    config: Config, sequences: list[Sequence], capacity: int, which: int = 0, poison: float = math.nan
+) -> Rows:
     """A KV cache of the given capacity; slots past a sequence's end hold ``poison``."""
 
     def filled(name: str) -> Tensor:
         sample = getattr(sequences[0], name)
-        buffer = torch.full((len(sequences), capacity, *sample.shape[1:]), poison, dtype=sample.dtype, device=DEVICE)
+        buffer = torch.full(
+            (len(sequences), capacity, *sample.shape[1:]), poison, dtype=sample.dtype, device=DEVICE
+        )
         for i, sequence in enumerate(sequences):
             keys = getattr(sequence, name)
             buffer[i, : len(keys)] = keys
@@ -237,11 +285,15 @@ def cache(config: Config, sequences: list[Sequence], capacity: int, which: int =
     q = torch.stack([s.q for s in sequences])
     lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device=DEVICE)
     own = extras(sequences, capacity)
-    out, lse = flash_attn_with_kvcache(q, filled("k"), filled("v"), cache_seqlens=lengths, return_softmax_lse=True, **config.kwargs(), **own)
+    out, lse = flash_attn_with_kvcache(
+        q, filled("k"), filled("v"), cache_seqlens=lengths, return_softmax_lse=True, **config.kwargs(), **own
+    )
     return Rows(out[which], lse[which])
 
 
-def paged(config: Config, sequences: list[Sequence], generator: torch.Generator, which: int = 0, page: int = 256) -> Rows:
+def paged(
+    config: Config, sequences: list[Sequence], generator: torch.Generator, which: int = 0, page: int = 256
+) -> Rows:
     """A paged KV cache with its pages in random order; unused slots hold NaN."""
     per_sequence = max(math.ceil(len(s.k) / page) for s in sequences) + 1
     table = torch.randperm(per_sequence * len(sequences), generator=generator, device=DEVICE).to(torch.int32)
@@ -249,7 +301,9 @@ def paged(config: Config, sequences: list[Sequence], generator: torch.Generator,
 
     def pages(name: str) -> Tensor:
         sample = getattr(sequences[0], name)
-        buffer = torch.full((table.numel(), page, *sample.shape[1:]), math.nan, dtype=sample.dtype, device=DEVICE)
+        buffer = torch.full(
+            (table.numel(), page, *sample.shape[1:]), math.nan, dtype=sample.dtype, device=DEVICE
+        )
         for i, sequence in enumerate(sequences):
             for j, part in enumerate(getattr(sequence, name).split(page)):
                 buffer[int(table[i, j]), : len(part)] = part
@@ -259,12 +313,25 @@ def paged(config: Config, sequences: list[Sequence], generator: torch.Generator,
     lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device=DEVICE)
     own = extras(sequences, per_sequence * page)
     out, lse = flash_attn_with_kvcache(
-        q, pages("k"), pages("v"), cache_seqlens=lengths, block_table=table, return_softmax_lse=True, **config.kwargs(), **own
+        q,
+        pages("k"),
+        pages("v"),
+        cache_seqlens=lengths,
+        block_table=table,
+        return_softmax_lse=True,
+        **config.kwargs(),
+        **own,
     )
     return Rows(out[which], lse[which])
 
 
-def reference(config: Config, sequence: Sequence, rows: Tensor | None = None, dtype: torch.dtype = torch.float64, kept: Tensor | None = None) -> Rows:
+def reference(
+    config: Config,
+    sequence: Sequence,
+    rows: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+    kept: Tensor | None = None,
+) -> Rows:
     """Attention by its definition, in ``dtype`` throughout.
 
     Args:

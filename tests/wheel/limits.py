@@ -51,7 +51,12 @@ def assert_that_a_cache_s_tokens_may_lie_far_apart(config: Config, where: str, m
     for keys in (near, [far_apart(t, FAR_KEYS) for t in near]):
         with deterministic_mode(mode, split_size=256), route(where):
             out, lse = flash_attn_with_kvcache(
-                sequence.q[None], *keys, cache_seqlens=lengths, num_splits=0 if mode else 2, return_softmax_lse=True, **config.kwargs()
+                sequence.q[None],
+                *keys,
+                cache_seqlens=lengths,
+                num_splits=0 if mode else 2,
+                return_softmax_lse=True,
+                **config.kwargs(),
             )
         results.append(Rows(out[0], lse[0]))
     results[1].assert_same(results[0], "far apart")
@@ -70,13 +75,18 @@ def assert_that_gradients_of_far_tokens_are_the_same(config: Config) -> None:
     results[1].assert_same(results[0], "far apart")
 
 
-def assert_that_a_cache_ends_where_it_ends(config: Config, capacity: int, length: int, where: str, mode: bool, in_larger: bool = False) -> None:
+def assert_that_a_cache_ends_where_it_ends(
+    config: Config, capacity: int, length: int, where: str, mode: bool, in_larger: bool = False
+) -> None:
     """Of two sequences one has a length past the cache. Its rows that would need more are NaN with the mode on; the other's are as ever."""
     draw = Draw(11)
     sequences = [draw.sequence(config, 4, capacity) for _ in range(2)]
     q, k, v = (torch.stack([getattr(s, name) for s in sequences]) for name in "qkv")
     if in_larger:  # what lies behind each sequence's cache must reach no row
-        wide = [torch.full((2, length + 100, *t.shape[2:]), math.nan, dtype=t.dtype, device=t.device) for t in (k, v)]
+        wide = [
+            torch.full((2, length + 100, *t.shape[2:]), math.nan, dtype=t.dtype, device=t.device)
+            for t in (k, v)
+        ]
         for buffer, known in zip(wide, (k, v), strict=True):
             buffer[:, :capacity] = known
         k, v = (buffer[:, :capacity] for buffer in wide)
@@ -98,12 +108,22 @@ def assert_that_rotary_tables_end_where_they_end(config: Config, filled: int, ne
     capacity, dtype = 128, DTYPES[config.dtype]
     draw = Draw(13)
     sequence = draw.sequence(config, queries, new)
-    caches = [torch.zeros(1, capacity, config.heads_k, config.head_dim, dtype=dtype, device=harness.DEVICE) for _ in range(2)]
+    caches = [
+        torch.zeros(1, capacity, config.heads_k, config.head_dim, dtype=dtype, device=harness.DEVICE)
+        for _ in range(2)
+    ]
     angles = torch.rand(capacity, config.head_dim // 2, generator=draw.generator, device=harness.DEVICE)
     length = torch.tensor([filled], dtype=torch.int32, device=harness.DEVICE)
     with deterministic_mode(split_size=256):
         out = flash_attn_with_kvcache(
-            sequence.q[None], *caches, sequence.k[None], sequence.v[None], angles.cos().to(dtype), angles.sin().to(dtype), length, causal=True
+            sequence.q[None],
+            *caches,
+            sequence.k[None],
+            sequence.v[None],
+            angles.cos().to(dtype),
+            angles.sin().to(dtype),
+            length,
+            causal=True,
         )
     rows = torch.arange(queries, device=harness.DEVICE)
     sees, place = rows + filled + new - queries >= 0, rows + filled
@@ -115,22 +135,36 @@ def assert_that_rotary_tables_end_where_they_end(config: Config, filled: int, ne
 
 
 def assert_that_all_new_keys_are_appended(
-    config: Config, before: int, new: int, where: str, split_size: int, queries: int = 1, mode: bool = True, paged: bool = False
+    config: Config,
+    before: int,
+    new: int,
+    where: str,
+    split_size: int,
+    queries: int = 1,
+    mode: bool = True,
+    paged: bool = False,
 ) -> None:
     """Also those that no query's window reaches."""
     sequence, page = Draw(17).sequence(config, queries, before + new), 256
     capacity = -(-(before + new + 9) // page) * page
-    buffers = [torch.full((1, capacity, *t.shape[1:]), math.nan, dtype=t.dtype, device=t.device) for t in (sequence.k, sequence.v)]
+    buffers = [
+        torch.full((1, capacity, *t.shape[1:]), math.nan, dtype=t.dtype, device=t.device)
+        for t in (sequence.k, sequence.v)
+    ]
     for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
         buffer[0, :before] = known[:before]
     own = harness.extras([sequence], capacity)
     own["cache_seqlens"] = torch.tensor([before], dtype=torch.int32, device=harness.DEVICE)
     if paged:  # the last page first
-        own["block_table"] = torch.arange(capacity // page, device=harness.DEVICE).flip(0).to(torch.int32)[None]
+        own["block_table"] = (
+            torch.arange(capacity // page, device=harness.DEVICE).flip(0).to(torch.int32)[None]
+        )
         buffers = [t.view(-1, page, *t.shape[2:]).flip(0).contiguous() for t in buffers]
     with deterministic_mode(mode, split_size=split_size), route(where):
         added = (t[None, before:].contiguous() for t in (sequence.k, sequence.v))
-        out, lse = flash_attn_with_kvcache(sequence.q[None], *buffers, *added, return_softmax_lse=True, **config.kwargs(), **own)
+        out, lse = flash_attn_with_kvcache(
+            sequence.q[None], *buffers, *added, return_softmax_lse=True, **config.kwargs(), **own
+        )
         if mode:
             harness.dense(config, [sequence]).assert_same(Rows(out[0], lse[0]), "appended")
     for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
@@ -150,7 +184,27 @@ def assert_that_gradients_past_named_lengths_are_nan(config: Config, mode: bool)
     for named_q, named_k in ((300, 200), (200, 300), (200, 200)):
         with deterministic_mode(mode, split_size=256):
             out, lse, *_ = flash_attn_2_cuda.varlen_fwd(
-                q, k, v, None, cu_q, cu_k, None, None, None, None, named_q, named_k, 0.0, scale, False, config.causal, -1, -1, 0.0, False, None
+                q,
+                k,
+                v,
+                None,
+                cu_q,
+                cu_k,
+                None,
+                None,
+                None,
+                None,
+                named_q,
+                named_k,
+                0.0,
+                scale,
+                False,
+                config.causal,
+                -1,
+                -1,
+                0.0,
+                False,
+                None,
             )
             dq, dk, dv = (torch.full_like(t, 7.0) for t in (q, k, v))
             flash_attn_2_cuda.varlen_bwd(

@@ -30,7 +30,9 @@ def whole(tensor: Tensor, config: Config, size: tuple[int, int, int]) -> Tensor:
     return tensor.expand(size[0], config.heads, *size[1:])
 
 
-def by_definition(config: Config, dtype: torch.dtype, inputs: list[Tensor], mask: Tensor | None, upstream: Tensor) -> tuple[Tensor, list[Tensor]]:
+def by_definition(
+    config: Config, dtype: torch.dtype, inputs: list[Tensor], mask: Tensor | None, upstream: Tensor
+) -> tuple[Tensor, list[Tensor]]:
     """Results and gradients of a dense batch by operations of PyTorch in that type."""
     q, k, v, *bias = leaves = [t.detach().to(dtype).requires_grad_() for t in inputs]
     size = (q.shape[0], q.shape[1], k.shape[1])
@@ -68,12 +70,17 @@ def draw_inputs(seed: int, config: Config, batch: int, len_q: int, len_k: int) -
 
 def ways(bias: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The same bias (heads, queries, keys) as kernels bring it by different ways."""
-    yield "rows at sixteen bytes", torch.nn.functional.pad(bias, [0, -bias.shape[-1] % 8])[..., : bias.shape[-1]]
+    yield (
+        "rows at sixteen bytes",
+        torch.nn.functional.pad(bias, [0, -bias.shape[-1] % 8])[..., : bias.shape[-1]],
+    )
     yield "rows anywhere", strided(bias[None], 1, (0, 1, 2, 3), 1)[0]
     yield "keys apart", bias.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def everything(inputs: list[Tensor], upstream: Tensor, with_gradients: bool, **options: Any) -> dict[str, Tensor]:
+def everything(
+    inputs: list[Tensor], upstream: Tensor, with_gradients: bool, **options: Any
+) -> dict[str, Tensor]:
     """Results of a call with the mode on, and gradients."""
     leaves = [t.detach().requires_grad_() for t in inputs]
     if "attn_bias" in options:
@@ -82,7 +89,11 @@ def everything(inputs: list[Tensor], upstream: Tensor, with_gradients: bool, **o
     with deterministic_mode(split_size=256):
         out, lse, _ = flash_attn_func(*leaves[:3], return_attn_probs=True, **options)
         gradients = torch.autograd.grad(out, leaves, upstream) if with_gradients else ()
-    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(("dq", "dk", "dv", "dbias"), gradients, strict=False))}
+    return {
+        "out": out.detach(),
+        "lse": lse.detach(),
+        **dict(zip(("dq", "dk", "dv", "dbias"), gradients, strict=False)),
+    }
 
 
 def assert_that_a_mask_is_read_alike_wherever_it_lies(config: Config, with_gradients: bool = True) -> None:
@@ -91,28 +102,42 @@ def assert_that_a_mask_is_read_alike_wherever_it_lies(config: Config, with_gradi
     for len_k in (512, 300):
         sequence = draw.sequence(config, 140, len_k)
         inputs = [t[None] for t in (sequence.q, sequence.k, sequence.v)]
-        upstream = torch.randn(inputs[0].shape, generator=draw.generator, device=inputs[0].device).to(inputs[0].dtype)
+        upstream = torch.randn(inputs[0].shape, generator=draw.generator, device=inputs[0].device).to(
+            inputs[0].dtype
+        )
         mask = torch.rand((config.heads, 140, len_k), generator=draw.generator, device=inputs[0].device) < 0.5
         mask[:, 70:, :200] = False
         alike = {
             "keys apart": strided(mask[None], 0, (0, 1, 2, 3), 2)[0],
             "rows anywhere": strided(mask[None], 1, (0, 1, 2, 3), 1)[0],
             "rows at eight bytes": torch.nn.functional.pad(mask, [8, 8 + -len_k % 8])[..., 8 : 8 + len_k],
-            "other bytes": (mask.to(torch.uint8) * torch.randint(1, 256, mask.shape, generator=draw.generator, device=mask.device))
+            "other bytes": (
+                mask.to(torch.uint8)
+                * torch.randint(1, 256, mask.shape, generator=draw.generator, device=mask.device)
+            )
             .to(torch.uint8)
             .view(torch.bool),
         }
-        expected = everything(inputs, upstream, with_gradients, **config.kwargs(), attn_mask=alike["keys apart"])
-        exact, plain = (by_definition(config, dtype, inputs, mask[None], upstream) for dtype in (torch.float64, inputs[0].dtype))
+        expected = everything(
+            inputs, upstream, with_gradients, **config.kwargs(), attn_mask=alike["keys apart"]
+        )
+        exact, plain = (
+            by_definition(config, dtype, inputs, mask[None], upstream)
+            for dtype in (torch.float64, inputs[0].dtype)
+        )
         assert_close("out", expected["out"], exact[0], plain[0])
         for n, name in enumerate(("dq", "dk", "dv") if with_gradients else ()):
             assert_close(name, expected[name], exact[1][n], plain[1][n])
         for way, own in alike.items():
-            for name, result in everything(inputs, upstream, with_gradients, **config.kwargs(), attn_mask=own).items():
+            for name, result in everything(
+                inputs, upstream, with_gradients, **config.kwargs(), attn_mask=own
+            ).items():
                 assert_same_bits(result, expected[name], f"{way}, {len_k} keys, {name}")
 
 
-def assert_that_no_number_but_infinity_hides(config: Config, dtype: str, scale: float | None, with_gradients: bool = True) -> None:
+def assert_that_no_number_but_infinity_hides(
+    config: Config, dtype: str, scale: float | None, with_gradients: bool = True
+) -> None:
     """-inf in a bias has the bits of a mask; what lies in keys that a mask hides changes none, and NaN elsewhere is not lost.
 
     With a softcap scores before the bias are small, and each of their bits weighs: it would show if what lies beside a
@@ -121,7 +146,9 @@ def assert_that_no_number_but_infinity_hides(config: Config, dtype: str, scale: 
     draw = Draw(5)
     sequence = draw.sequence(config, 140, 301)
     inputs = [t[None] for t in (sequence.q, sequence.k, sequence.v)]
-    upstream = torch.randn(inputs[0].shape, generator=draw.generator, device=inputs[0].device).to(inputs[0].dtype)
+    upstream = torch.randn(inputs[0].shape, generator=draw.generator, device=inputs[0].device).to(
+        inputs[0].dtype
+    )
     uniform = torch.rand((config.heads, 140, 301), generator=draw.generator, device=inputs[0].device)
     mask, bias = uniform < 0.7, (8 * uniform - 4).to(DTYPES[dtype])
     mask[:, 3], mask[:, :, 128:192] = False, False

@@ -31,14 +31,19 @@ class Appending:
 
     def _rotary(self) -> dict[str, Any]:
         places = torch.arange(self.capacity, device=harness.DEVICE)
-        angles = torch.outer(places, 0.7 ** torch.arange(self.config.head_dim // 2, device=harness.DEVICE)).float()
+        angles = torch.outer(
+            places, 0.7 ** torch.arange(self.config.head_dim // 2, device=harness.DEVICE)
+        ).float()
         dtype = DTYPES[self.config.dtype]
         cos, sin = (begun_at(table.to(dtype), self.first, 0) for table in (angles.cos(), angles.sin()))
         return {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": self.interleaved}
 
     def _caches(self) -> tuple[Tensor, ...]:
         shape = (len(self.sequences), self.capacity, self.config.heads_k, self.config.head_dim)
-        buffers = tuple(torch.full(shape, math.nan, dtype=DTYPES[self.config.dtype], device=harness.DEVICE) for _ in range(2))
+        buffers = tuple(
+            torch.full(shape, math.nan, dtype=DTYPES[self.config.dtype], device=harness.DEVICE)
+            for _ in range(2)
+        )
         for row, sequence in enumerate(self.sequences):
             for buffer, known in zip(buffers, (sequence.k, sequence.v), strict=True):
                 buffer[row, : len(known) - self.new] = known[: len(known) - self.new]
@@ -54,13 +59,19 @@ class Appending:
             x = rows[-self.new :].float()
             one, other = (x[..., ::2], x[..., 1::2]) if self.interleaved else x.chunk(2, dim=-1)
             pairs = (one * cos - other * sin, one * sin + other * cos)
-            return (torch.stack(pairs, -1).flatten(-2) if self.interleaved else torch.cat(pairs, -1)).to(rows.dtype)
+            return (torch.stack(pairs, -1).flatten(-2) if self.interleaved else torch.cat(pairs, -1)).to(
+                rows.dtype
+            )
 
         return replace(own, q=turn(own.q), k=torch.cat([own.k[: -self.new], turn(own.k)]))
 
     def _append(self, buffers: tuple[Tensor, ...], start: int, stop: int) -> tuple[Tensor, Tensor]:
-        lengths = torch.tensor([len(s.k) - self.new + start for s in self.sequences], dtype=torch.int32, device=harness.DEVICE)
-        q, k, v = (torch.stack([getattr(s, name)[-self.new :][start:stop] for s in self.sequences]) for name in "qkv")
+        lengths = torch.tensor(
+            [len(s.k) - self.new + start for s in self.sequences], dtype=torch.int32, device=harness.DEVICE
+        )
+        q, k, v = (
+            torch.stack([getattr(s, name)[-self.new :][start:stop] for s in self.sequences]) for name in "qkv"
+        )
         own = {"cache_seqlens": lengths, "return_softmax_lse": True, **self._rotary(), **self.config.kwargs()}
         out, lse = flash_attn_with_kvcache(q, *buffers, k, v, **own)
         return out, lse

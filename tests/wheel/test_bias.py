@@ -24,7 +24,12 @@ from masks import (
 )
 from torch import Tensor
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not flash_attn_2_cuda.has_attn_bias, reason="this wheel has no attn_mask and attn_bias")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not flash_attn_2_cuda.has_attn_bias, reason="this wheel has no attn_mask and attn_bias"
+    ),
+]
 
 NAMES = ("dq", "dk", "dv", "dbias")
 # Of (batch, heads, queries, keys): "k" stands for the heads of k and v, 1 for a dimension that is shared.
@@ -45,7 +50,9 @@ def sizes(shape: str, config: Config, batch: int, len_q: int, len_k: int) -> tup
     return tuple(1 if letter == "1" else size for letter, size in zip(shape, whole, strict=True))
 
 
-def check(config: Config, inputs: list[Tensor], mask: Tensor | None, bias: Tensor | None, split_size: int = 512) -> None:
+def check(
+    config: Config, inputs: list[Tensor], mask: Tensor | None, bias: Tensor | None, split_size: int = 512
+) -> None:
     """Results and gradients, with the mode on and off, are as accurate as PyTorch's."""
     config.need("split", "bwd")
     own: dict[str, Any] = {}
@@ -75,7 +82,9 @@ def test_shapes_and_edges(config: Config, shape: str, len_k: int) -> None:
     torch.manual_seed(seed_of(config, shape, len_k))
     inputs = draw_inputs(len_k, config, 2, 100, len_k)
     offset = seed_of(shape, len_k) % 8
-    mask = strided(torch.rand(sizes(shape, config, 2, 100, len_k), device=DEVICE) < 0.7, offset, (0, 1, 2, 3), 1)
+    mask = strided(
+        torch.rand(sizes(shape, config, 2, 100, len_k), device=DEVICE) < 0.7, offset, (0, 1, 2, 3), 1
+    )
     values = torch.randn(sizes(shape, config, 2, 100, len_k), device=DEVICE)
     dtype = torch.float32 if offset % 2 else DTYPES[config.dtype]
     check(config, inputs, mask, strided(values.to(dtype), offset, (0, 1, 2, 3), 1))
@@ -87,7 +96,10 @@ def test_views_in_any_order_and_with_gaps(order: tuple[int, ...], gap: int) -> N
     config = Config(heads=4, heads_k=2)
     torch.manual_seed(3)
     inputs = draw_inputs(3, config, 2, 100, 700)
-    mask, values = torch.rand(2, 4, 100, 700, device=DEVICE) < 0.7, torch.randn(2, 4, 100, 700, device=DEVICE).half()
+    mask, values = (
+        torch.rand(2, 4, 100, 700, device=DEVICE) < 0.7,
+        torch.randn(2, 4, 100, 700, device=DEVICE).half(),
+    )
     check(config, inputs, strided(mask, 5, order, gap), strided(values, 3, order, gap))
 
 
@@ -98,7 +110,12 @@ def test_the_published_misaligned_address(length: int) -> None:
     config.need("split", "bwd")
     torch.manual_seed(length)
     inputs = draw_inputs(length, config, 1, length, length)
-    check(config, inputs, torch.rand(1, 1, length, length, device=DEVICE) < 0.7, torch.randn(1, 1, length, length, device=DEVICE).half())
+    check(
+        config,
+        inputs,
+        torch.rand(1, 1, length, length, device=DEVICE) < 0.7,
+        torch.randn(1, 1, length, length, device=DEVICE).half(),
+    )
 
 
 @pytest.mark.parametrize("mode", [False, True])
@@ -126,7 +143,11 @@ def test_views_take_no_memory(mode: bool) -> None:
     assert kept <= plain_kept + 4096
 
 
-@pytest.mark.parametrize("shape", [(4, 16, 2048, 2048), (1, 16, 2048, 2048), (1, 1, 2048, 2048), (1, 16, 256, 256), (1, 1, 1, 2048)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(4, 16, 2048, 2048), (1, 16, 2048, 2048), (1, 1, 2048, 2048), (1, 16, 256, 256), (1, 1, 1, 2048)],
+    ids=str,
+)
 def test_the_gradient_of_a_bias_takes_its_own_memory(shape: tuple[int, ...]) -> None:
     """And where few tiles are shared by many, 16 MiB more at most."""
     config = Config(heads=16, heads_k=16)
@@ -197,7 +218,13 @@ def test_small_shapes_for_compute_sanitizer(shape: str) -> None:
     torch.manual_seed(2)
     inputs = draw_inputs(2, config, 2, 70, 301)
     mask, values = (torch.rand(sizes(shape, config, 2, 70, 301), device=DEVICE) for _ in range(2))
-    check(config, inputs, strided(mask < 0.7, 1, (0, 1, 2, 3), 1), strided(values.half(), 1, (0, 1, 2, 3), 1), split_size=256)
+    check(
+        config,
+        inputs,
+        strided(mask < 0.7, 1, (0, 1, 2, 3), 1),
+        strided(values.half(), 1, (0, 1, 2, 3), 1),
+        split_size=256,
+    )
 
 
 @pytest.mark.sanitizer
@@ -225,7 +252,9 @@ def test_a_query_without_keys_has_zeros_and_finite_gradients() -> None:
     mask[64:] = False
     bias = torch.zeros(70, 300, device=DEVICE)
     bias[9] = -math.inf
-    out, lse, _ = flash_attn_func(*inputs, attn_mask=mask, attn_bias=bias.requires_grad_(), return_attn_probs=True)
+    out, lse, _ = flash_attn_func(
+        *inputs, attn_mask=mask, attn_bias=bias.requires_grad_(), return_attn_probs=True
+    )
     for row in (9, *range(64, 70)):
         assert (out[0, row] == 0).all()
         assert (lse[0, :, row] == math.inf).all()
@@ -250,16 +279,33 @@ def test_a_sequence_all_of_whose_keys_a_shared_mask_hides_has_zeros(head_dim: in
     assert_same_bits(out[1:], alone, "the other sequence, alone")
 
 
-@pytest.mark.parametrize(("scale", "softcap"), [(None, 0.0), (0.125, 0.0), (1.0, 0.0), (0.01, 0.0), (None, 30.0)])
-@pytest.mark.parametrize("config", [Config(head_dim=d, dtype=t, heads=4, heads_k=2) for d in (64, 128) for t in ("fp16", "bf16")], ids=str)
+@pytest.mark.parametrize(
+    ("scale", "softcap"), [(None, 0.0), (0.125, 0.0), (1.0, 0.0), (0.01, 0.0), (None, 30.0)]
+)
+@pytest.mark.parametrize(
+    "config",
+    [Config(head_dim=d, dtype=t, heads=4, heads_k=2) for d in (64, 128) for t in ("fp16", "bf16")],
+    ids=str,
+)
 @pytest.mark.parametrize("of_queries_type", [True, False])
-def test_no_number_but_infinity_hides(config: Config, scale: float | None, softcap: float, of_queries_type: bool) -> None:
+def test_no_number_but_infinity_hides(
+    config: Config, scale: float | None, softcap: float, of_queries_type: bool
+) -> None:
     config.need("split", "bwd")
-    assert_that_no_number_but_infinity_hides(replace(config, softcap=softcap), config.dtype if of_queries_type else "fp32", scale)
+    assert_that_no_number_but_infinity_hides(
+        replace(config, softcap=softcap), config.dtype if of_queries_type else "fp32", scale
+    )
 
 
 @pytest.mark.parametrize(
-    "config", [Config(head_dim=d, dtype=t, heads=4, heads_k=2, causal=c) for d in (64, 128) for t in ("fp16", "bf16") for c in (False, True)], ids=str
+    "config",
+    [
+        Config(head_dim=d, dtype=t, heads=4, heads_k=2, causal=c)
+        for d in (64, 128)
+        for t in ("fp16", "bf16")
+        for c in (False, True)
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("split_size", [0, 512, 2048])
@@ -271,11 +317,15 @@ def test_simple_calls_have_the_bits_of_others(config: Config, with_bias: bool, s
     torch.manual_seed(split_size)
     batch, len_q, len_k = 64, 300, 1777  # fills a GPU, so that upstream splits no keys where the mode is off
     q, k, v = draw_inputs(3, config, batch, len_q, len_k)
-    share = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0], device=DEVICE)[torch.arange(len_k, device=DEVICE) // 128 % 5]
+    share = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0], device=DEVICE)[
+        torch.arange(len_k, device=DEVICE) // 128 % 5
+    ]
     own: dict[str, Any] = {"attn_mask": torch.rand(batch, 1, 1, len_k, device=DEVICE) < share}
     if with_bias:
         bias = torch.randn(1, 4, len_q, len_k + -len_k % 8, device=DEVICE).to(q.dtype)
-        own["attn_bias"] = bias.masked_fill_(torch.rand(bias.shape, device=DEVICE) < 0.01, -math.inf)[..., :len_k]
+        own["attn_bias"] = bias.masked_fill_(torch.rand(bias.shape, device=DEVICE) < 0.01, -math.inf)[
+            ..., :len_k
+        ]
     results = []
     for where in ("in one thread block", "in the standard kernel"):
         with route(where), deterministic_mode(split_size > 0, split_size or 512):
@@ -301,14 +351,21 @@ def test_a_bias_on_another_device_is_an_error() -> None:
 @pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, -1e9, -1e30, -65504.0])
 @pytest.mark.parametrize("options", [{"softmax_scale": 1.0}, {"softcap": 30.0}, {}], ids=str)
 @pytest.mark.parametrize("of_queries_type", [True, False])
-def test_large_negative_biases_hide_as_a_mask_does(dtype: str, value: float, options: dict[str, float], of_queries_type: bool) -> None:
+def test_large_negative_biases_hide_as_a_mask_does(
+    dtype: str, value: float, options: dict[str, float], of_queries_type: bool
+) -> None:
     """Padding comes last and is visited first: the scores that all rows begin with are such."""
     config = Config(heads=2, heads_k=2, dtype=dtype, head_dim=128)
     config.need("split", "bwd")
     q, k, v = (t.requires_grad_() for t in draw_inputs(3, config, 1, 70, 900))
     seen = torch.arange(900, device=DEVICE) < 500
     bias = torch.where(seen, 0.0, value).to(q.dtype if of_queries_type else torch.float32)
-    out, expected = flash_attn_func(q, k, v, attn_bias=bias, **options), flash_attn_func(q, k, v, attn_mask=seen, **options)
+    out, expected = (
+        flash_attn_func(q, k, v, attn_bias=bias, **options),
+        flash_attn_func(q, k, v, attn_mask=seen, **options),
+    )
     assert_close("out", out, expected.double(), expected)
-    for got, right in zip(*(torch.autograd.grad(o, (q, k, v), torch.ones_like(o)) for o in (out, expected)), strict=True):
+    for got, right in zip(
+        *(torch.autograd.grad(o, (q, k, v), torch.ones_like(o)) for o in (out, expected)), strict=True
+    ):
         assert_close("gradient", got, right.double(), right)

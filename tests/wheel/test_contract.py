@@ -44,7 +44,9 @@ pytestmark = pytest.mark.gpu
 
 Call = Callable[[], Rows]
 
-CONFIGS = [Config(head_dim=d, dtype=t, causal=c) for d in (64, 128) for t in ("fp16", "bf16") for c in (False, True)]
+CONFIGS = [
+    Config(head_dim=d, dtype=t, causal=c) for d in (64, 128) for t in ("fp16", "bf16") for c in (False, True)
+]
 FEATURES = [
     Config(heads=8, heads_k=2, causal=True),
     Config(heads=8, heads_k=1, head_dim=128, dtype="bf16"),
@@ -69,7 +71,14 @@ configs = pytest.mark.parametrize("config", EVERY, ids=str)
 EDGE_LENGTHS = [1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640, 1023, 1025, 1100, 4097]
 
 
-def compare(config: Config, alone: Call, transformed: Call, control: Callable[..., None], must_differ: bool = False, split_size: int = 512) -> None:
+def compare(
+    config: Config,
+    alone: Call,
+    transformed: Call,
+    control: Callable[..., None],
+    must_differ: bool = False,
+    split_size: int = 512,
+) -> None:
     config.need("split")
     with deterministic_mode(split_size=split_size):
         expected = alone()
@@ -80,16 +89,30 @@ def compare(config: Config, alone: Call, transformed: Call, control: Callable[..
 
 
 def compare_in_a_batch(
-    config: Config, batch: list[Sequence], which: int, control: Callable[..., None], must_differ: bool = False, split_size: int = 512
+    config: Config,
+    batch: list[Sequence],
+    which: int,
+    control: Callable[..., None],
+    must_differ: bool = False,
+    split_size: int = 512,
 ) -> None:
     """One sequence alone and among the others."""
-    compare(config, lambda: dense(config, [batch[which]]), lambda: dense(config, batch, which), control, must_differ, split_size)
+    compare(
+        config,
+        lambda: dense(config, [batch[which]]),
+        lambda: dense(config, batch, which),
+        control,
+        must_differ,
+        split_size,
+    )
 
 
 @configs
 @pytest.mark.parametrize(("len_q", "len_k"), [(64, 64), (128, 2048), (300, 1777), (1, 4096), (513, 513)])
 @pytest.mark.parametrize("position", [0, 3])
-def test_batch_size_and_position(config: Config, len_q: int, len_k: int, position: int, control: Callable[..., None]) -> None:
+def test_batch_size_and_position(
+    config: Config, len_q: int, len_k: int, position: int, control: Callable[..., None]
+) -> None:
     draw = Draw(seed_of(config, len_q, len_k, position))
     batch = [draw.sequence(config, len_q, len_k) for _ in range(8)]
     compare_in_a_batch(config, batch, position, control)
@@ -111,12 +134,18 @@ FILLING = [
 
 @pytest.mark.parametrize("config", FILLING, ids=str)
 @pytest.mark.parametrize("split_size", [512, 2048])
-@pytest.mark.parametrize("len_k", [1776, 1777])  # a bias's rows begin at multiples of sixteen bytes, or anywhere
-def test_a_batch_that_fills_the_gpu(config: Config, split_size: int, len_k: int, control: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    "len_k", [1776, 1777]
+)  # a bias's rows begin at multiples of sixteen bytes, or anywhere
+def test_a_batch_that_fills_the_gpu(
+    config: Config, split_size: int, len_k: int, control: Callable[..., None]
+) -> None:
     """Such calls have taller thread blocks, up to head dim 64 with a mask or a bias too; one sequence alone leaves the GPU idle."""
     config.need("split")
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    batch = -(-2 * processors // (config.heads * 3))  # 300 rows make three blocks of 128; two blocks to a multiprocessor
+    batch = -(
+        -2 * processors // (config.heads * 3)
+    )  # 300 rows make three blocks of 128; two blocks to a multiprocessor
     draw = Draw(seed_of(config, "filled", split_size, len_k))
     sequences = [draw.sequence(config, 300, len_k) for _ in range(batch)]
     for which in (0, batch - 1):
@@ -135,7 +164,9 @@ def test_a_batch_that_fills_the_gpu(config: Config, split_size: int, len_k: int,
     ],
     ids=str,
 )
-def test_shapes_at_which_upstream_fails(config: Config, batch: int, len_q: int, len_k: int, control: Callable[..., None]) -> None:
+def test_shapes_at_which_upstream_fails(
+    config: Config, batch: int, len_q: int, len_k: int, control: Callable[..., None]
+) -> None:
     draw = Draw(seed_of(config, batch, len_q, len_k))
     sequences = [draw.sequence(config, len_q, len_k) for _ in range(batch)]
     for which in range(batch):
@@ -151,19 +182,27 @@ def test_published_case_eight_against_four_and_four(split_size: int, control: Ca
     batch = [draw.sequence(config, 2048, 2048) for _ in range(8)]
     with deterministic_mode(split_size=split_size):
         whole = [dense(config, batch, i) for i in range(8)]
-        halves = [dense(config, batch[:4], i) for i in range(4)] + [dense(config, batch[4:], i) for i in range(4)]
+        halves = [dense(config, batch[:4], i) for i in range(4)] + [
+            dense(config, batch[4:], i) for i in range(4)
+        ]
     for i in range(8):
         halves[i].assert_same(whole[i], f"sequence {i}, split_size {split_size}")
 
 
 @configs
 @pytest.mark.parametrize("length", EDGE_LENGTHS)
-def test_lengths_around_tile_and_split_edges(config: Config, length: int, control: Callable[..., None]) -> None:
+def test_lengths_around_tile_and_split_edges(
+    config: Config, length: int, control: Callable[..., None]
+) -> None:
     """A sequence alone, packed with longer and shorter ones, and in caches of several capacities."""
     draw = Draw(seed_of(config, length))
     len_q = min(length, 200)
     sequence = draw.sequence(config, len_q, length)
-    neighbours = [draw.sequence(config, 33, 900), draw.sequence(config, len_q, 4500), draw.sequence(config, 1, 1)]
+    neighbours = [
+        draw.sequence(config, 33, 900),
+        draw.sequence(config, len_q, 4500),
+        draw.sequence(config, 1, 1),
+    ]
     compare(
         config,
         lambda: dense(config, [sequence]),
@@ -171,7 +210,12 @@ def test_lengths_around_tile_and_split_edges(config: Config, length: int, contro
         control,
     )
     for capacity in (length, length + 1, 5000):
-        compare(config, lambda: dense(config, [sequence]), lambda capacity=capacity: cache(config, [sequence], capacity), control)
+        compare(
+            config,
+            lambda: dense(config, [sequence]),
+            lambda capacity=capacity: cache(config, [sequence], capacity),
+            control,
+        )
 
 
 @configs
@@ -187,16 +231,25 @@ def test_neighbour_contents(config: Config, control: Callable[..., None]) -> Non
 def test_neighbour_lengths(config: Config, control: Callable[..., None]) -> None:
     draw = Draw(seed_of(config, "lengths"))
     own = draw.sequence(config, 257, 640)
-    neighbours = [draw.sequence(config, q, k) for q, k in [(1, 3000), (700, 700), (64, 8192), (0, 100), (50, 0)]]
+    neighbours = [
+        draw.sequence(config, q, k) for q, k in [(1, 3000), (700, 700), (64, 8192), (0, 100), (50, 0)]
+    ]
     for some in (neighbours[:1], neighbours[:3], neighbours):
-        compare(config, lambda: varlen(config, [own]), lambda some=some: varlen(config, [*some, own], len(some)), control)
+        compare(
+            config,
+            lambda: varlen(config, [own]),
+            lambda some=some: varlen(config, [*some, own], len(some)),
+            control,
+        )
 
 
 @configs
 def test_named_longest_length(config: Config, control: Callable[..., None]) -> None:
     """max_seqlen_k is a bound: a caller may name a larger one than the batch has."""
     sequence = Draw(seed_of(config, "slack")).sequence(config, 65, 1000)
-    compare(config, lambda: varlen(config, [sequence]), lambda: varlen(config, [sequence], slack=7000), control)
+    compare(
+        config, lambda: varlen(config, [sequence]), lambda: varlen(config, [sequence], slack=7000), control
+    )
 
 
 @configs
@@ -216,12 +269,19 @@ def test_cache_capacity(config: Config, length: int, len_q: int, control: Callab
 
 @configs
 @pytest.mark.parametrize("len_q", [1, 130])
-def test_batch_in_a_cache_of_unequal_lengths(config: Config, len_q: int, control: Callable[..., None]) -> None:
+def test_batch_in_a_cache_of_unequal_lengths(
+    config: Config, len_q: int, control: Callable[..., None]
+) -> None:
     draw = Draw(seed_of(config, "cache batch", len_q))
     lengths = [130, 513, 1100, 2047, 4000]
     sequences = [draw.sequence(config, len_q, length) for length in lengths]
     for which, sequence in enumerate(sequences):
-        compare(config, lambda sequence=sequence: dense(config, [sequence]), lambda which=which: cache(config, sequences, 4096, which), control)
+        compare(
+            config,
+            lambda sequence=sequence: dense(config, [sequence]),
+            lambda which=which: cache(config, sequences, 4096, which),
+            control,
+        )
 
 
 @configs
@@ -239,7 +299,9 @@ def test_paged_cache_with_shuffled_pages(config: Config, control: Callable[..., 
 
 @configs
 @pytest.mark.parametrize("lengths", [(300, 300), (700, 1777), (130, 4097)], ids=str)
-def test_chunked_prefill_and_decode(config: Config, lengths: tuple[int, int], control: Callable[..., None]) -> None:
+def test_chunked_prefill_and_decode(
+    config: Config, lengths: tuple[int, int], control: Callable[..., None]
+) -> None:
     """Queries in pieces, each with the keys up to its own end, down to one token at a time."""
     if not config.causal and config.window[1] != 0:
         pytest.skip("a row of a call that looks ahead sees keys that its piece does not have")
@@ -248,7 +310,10 @@ def test_chunked_prefill_and_decode(config: Config, lengths: tuple[int, int], co
     whole = functools.partial(dense, config, [sequence])
 
     def pieces(cuts: list[int]) -> Rows:
-        parts = [dense(config, [sequence.rows(start, stop)]) for start, stop in zip([0, *cuts], [*cuts, lengths[0]], strict=True)]
+        parts = [
+            dense(config, [sequence.rows(start, stop)])
+            for start, stop in zip([0, *cuts], [*cuts, lengths[0]], strict=True)
+        ]
         return Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1))
 
     compare(config, whole, lambda: pieces([37, 64, 128]), control)
@@ -256,7 +321,10 @@ def test_chunked_prefill_and_decode(config: Config, lengths: tuple[int, int], co
         expected = whole()
         for row in (0, 1, 63, 64, 100, lengths[0] - 1):
             one = dense(config, [sequence.rows(row, row + 1)])
-            one.assert_same(Rows(expected.out[row : row + 1], expected.lse[:, row : row + 1]), f"{config}, row {row} alone")
+            one.assert_same(
+                Rows(expected.out[row : row + 1], expected.lse[:, row : row + 1]),
+                f"{config}, row {row} alone",
+            )
 
 
 @configs
@@ -317,7 +385,9 @@ def test_strided_inputs_and_given_output() -> None:
         q, k, v = packed.unbind(2)
         out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
         Rows(out[0], lse[0]).assert_same(expected, "packed")
-        q, k, v = (t[None].transpose(1, 2).contiguous().transpose(1, 2) for t in (sequence.q, sequence.k, sequence.v))
+        q, k, v = (
+            t[None].transpose(1, 2).contiguous().transpose(1, 2) for t in (sequence.q, sequence.k, sequence.v)
+        )
         out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
         Rows(out[0], lse[0]).assert_same(expected, "heads first")
 
@@ -325,7 +395,10 @@ def test_strided_inputs_and_given_output() -> None:
 def test_a_cache_whose_rows_no_kernel_can_load_is_an_error() -> None:
     """Before any launch: a misaligned address would end the process's use of the GPU."""
     Config().need("split")
-    q, cache = torch.zeros(1, 1, 2, 64, device=DEVICE).half(), torch.zeros(1, 256, 2, 65, device=DEVICE).half()
+    q, cache = (
+        torch.zeros(1, 1, 2, 64, device=DEVICE).half(),
+        torch.zeros(1, 256, 2, 65, device=DEVICE).half(),
+    )
     with pytest.raises(ValueError, match=r"k_cache .*begin at no multiple of 16 bytes"):
         flash_attn_with_kvcache(q, cache[..., :64], cache[..., :64])
 
@@ -333,11 +406,16 @@ def test_a_cache_whose_rows_no_kernel_can_load_is_an_error() -> None:
 def test_a_cache_whose_head_dim_is_no_multiple_of_eight_is_padded() -> None:
     """As upstream has it, new keys written back: its rows begin anywhere, but what kernels load is a copy."""
     Config().need("split")
-    q, cache = torch.randn(2, 3, 2, 59, device=DEVICE).half(), torch.randn(2, 300, 2, 59, device=DEVICE).half()
+    q, cache = (
+        torch.randn(2, 3, 2, 59, device=DEVICE).half(),
+        torch.randn(2, 300, 2, 59, device=DEVICE).half(),
+    )
     lengths = torch.tensor([7, 200], dtype=torch.int32, device=DEVICE)
     whole = [torch.nn.functional.pad(t, [0, 5]) for t in (q, cache, cache)]
     scale = 59**-0.5
-    expected = flash_attn_with_kvcache(whole[0], whole[1], whole[2], whole[0], whole[0], cache_seqlens=lengths, softmax_scale=scale)
+    expected = flash_attn_with_kvcache(
+        whole[0], whole[1], whole[2], whole[0], whole[0], cache_seqlens=lengths, softmax_scale=scale
+    )
     keys, values = cache.clone(), cache.clone()
     out = flash_attn_with_kvcache(q, keys, values, q, q, cache_seqlens=lengths, softmax_scale=scale)
     assert_same_bits(out, expected[..., :59], "out")
@@ -357,7 +435,21 @@ def test_a_view_as_the_output_gets_its_rows_and_no_more(head_dim: int, where: st
     with deterministic_mode(split_size=512):
         expected = dense(config, [sequence])
         with route(where):
-            out, lse, *_ = flash_attn_2_cuda.fwd(q, k, v, wide[:, :300, :, :head_dim], None, 0.0, head_dim**-0.5, True, -1, -1, 0.0, False, None)
+            out, lse, *_ = flash_attn_2_cuda.fwd(
+                q,
+                k,
+                v,
+                wide[:, :300, :, :head_dim],
+                None,
+                0.0,
+                head_dim**-0.5,
+                True,
+                -1,
+                -1,
+                0.0,
+                False,
+                None,
+            )
     Rows(out[0], lse[0]).assert_same(expected, where)
     assert torch.equal(wide[:, :300, :, :head_dim], out)
     assert (wide[:, :300, :, head_dim:] == 7.0).all()
@@ -370,7 +462,9 @@ def test_rows_that_see_no_key(config: Config, control: Callable[..., None]) -> N
     draw = Draw(seed_of(config, "empty"))
     sequence = draw.sequence(config, 400, 70)
     neighbour = draw.sequence(config, 400, 3000)
-    compare(config, lambda: varlen(config, [sequence]), lambda: varlen(config, [neighbour, sequence], 1), control)
+    compare(
+        config, lambda: varlen(config, [sequence]), lambda: varlen(config, [neighbour, sequence], 1), control
+    )
     with deterministic_mode(split_size=512):
         got = varlen(config, [neighbour, sequence], 1)
     assert_accurate(config, got, sequence)
@@ -382,14 +476,24 @@ def test_rows_that_see_no_key(config: Config, control: Callable[..., None]) -> N
 @configs
 @pytest.mark.parametrize("lengths", [(1, 1025), (65, 2000), (513, 4097), (256, 4096)], ids=str)
 @pytest.mark.parametrize("split_size", [256, 1024, 8192])
-def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(config: Config, lengths: tuple[int, int], split_size: int) -> None:
+def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(
+    config: Config, lengths: tuple[int, int], split_size: int
+) -> None:
     config.need("split")
     draw = Draw(seed_of(config, lengths, split_size, "routes"))
-    sequences = [draw.sequence(config, *lengths), draw.sequence(config, lengths[0], 700), draw.sequence(config, lengths[0], 1)]
+    sequences = [
+        draw.sequence(config, *lengths),
+        draw.sequence(config, lengths[0], 700),
+        draw.sequence(config, lengths[0], 1),
+    ]
     results: dict[str, list[Rows]] = {}
     for where in ROUTES:
         with deterministic_mode(split_size=split_size), route(where):
-            calls = [dense(config, sequences[:1]), varlen(config, sequences, 0), cache(config, sequences, 5000, 0)]
+            calls = [
+                dense(config, sequences[:1]),
+                varlen(config, sequences, 0),
+                cache(config, sequences, 5000, 0),
+            ]
             results[where] = [*calls, cache(config, sequences, 5000, 1), varlen(config, sequences, 2)]
     first, *others = ROUTES
     for where in others:
@@ -423,14 +527,20 @@ def test_appending_to_a_cache_gives_the_rows_of_a_dense_call() -> None:
     config = Config(causal=True, heads=8, heads_k=2)
     config.need("split")
     sequence = Draw(11).sequence(config, 700, 700)
-    buffers = [torch.full((1, 2048, 2, 64), float("nan"), dtype=torch.float16, device="cuda") for _ in range(2)]
+    buffers = [
+        torch.full((1, 2048, 2, 64), float("nan"), dtype=torch.float16, device="cuda") for _ in range(2)
+    ]
     with deterministic_mode(split_size=512):
         expected = dense(config, [sequence])
         for start, stop in [(0, 500), (500, 501), (501, 630), (630, 700)]:
             length = torch.tensor([start], dtype=torch.int32, device="cuda")
             new = [t[None, start:stop].contiguous() for t in (sequence.q, sequence.k, sequence.v)]
-            out, lse = flash_attn_with_kvcache(new[0], *buffers, new[1], new[2], cache_seqlens=length, causal=True, return_softmax_lse=True)
-            Rows(out[0], lse[0]).assert_same(Rows(expected.out[start:stop], expected.lse[:, start:stop]), f"appended {start}:{stop}")
+            out, lse = flash_attn_with_kvcache(
+                new[0], *buffers, new[1], new[2], cache_seqlens=length, causal=True, return_softmax_lse=True
+            )
+            Rows(out[0], lse[0]).assert_same(
+                Rows(expected.out[start:stop], expected.lse[:, start:stop]), f"appended {start}:{stop}"
+            )
 
 
 def test_nan_in_a_visible_key_is_not_lost() -> None:
@@ -466,7 +576,9 @@ def test_fewer_queries_named_than_there_are_is_nan_and_touches_no_other_row() ->
             varlen(config, sequences, i, slack_q=-40).assert_same(short[i], f"sequence {i}, folded apart")
     for i in (0, 2):
         short[i].assert_same(whole[i], f"sequence {i}")
-    Rows(short[1].out[:10], short[1].lse[:, :10]).assert_same(Rows(whole[1].out[:10], whole[1].lse[:, :10]), "rows that were named")
+    Rows(short[1].out[:10], short[1].lse[:, :10]).assert_same(
+        Rows(whole[1].out[:10], whole[1].lse[:, :10]), "rows that were named"
+    )
     assert short[1].out[10:].isnan().all()
     assert short[1].lse[:, 10:].isnan().all()
 
@@ -506,7 +618,9 @@ def test_gradients_fit_the_forward_pass(config: Config) -> None:
     plain = gradients(lambda s: reference(config, s, dtype=upstreams.dtype).out)
     for name, ours, right, other in zip("qkv", got, exact, plain, strict=True):
         error, allowed = ((t.double() - right.double()).abs().max().item() for t in (ours, other))
-        assert error <= 2 * allowed + 1e-3, f"d{name} is off by {error:.3g}, PyTorch's own error is {allowed:.3g}"
+        assert error <= 2 * allowed + 1e-3, (
+            f"d{name} is off by {error:.3g}, PyTorch's own error is {allowed:.3g}"
+        )
 
 
 def test_split_size_is_part_of_the_bits() -> None:
@@ -521,13 +635,20 @@ def test_split_size_is_part_of_the_bits() -> None:
     assert not small.same(large)
 
 
-@pytest.mark.parametrize(("head_dim", "split_size", "valid"), [(64, 192, "128, 256, 384"), (128, 192, "128, 256, 384")])
-def test_split_size_between_blocks_is_an_error_that_names_valid_ones(head_dim: int, split_size: int, valid: str) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "split_size", "valid"), [(64, 192, "128, 256, 384"), (128, 192, "128, 256, 384")]
+)
+def test_split_size_between_blocks_is_an_error_that_names_valid_ones(
+    head_dim: int, split_size: int, valid: str
+) -> None:
     config = Config(head_dim=head_dim)
     config.need("split")
     sequence = Draw(1).sequence(config, 4, 300)
     for call in (dense, varlen, functools.partial(cache, capacity=400)):
-        with deterministic_mode(split_size=split_size), pytest.raises(ValueError, match=rf"split_size={split_size} .*head_dim {head_dim}.*{valid}"):
+        with (
+            deterministic_mode(split_size=split_size),
+            pytest.raises(ValueError, match=rf"split_size={split_size} .*head_dim {head_dim}.*{valid}"),
+        ):
             call(config, [sequence])
 
 
@@ -538,12 +659,19 @@ def test_a_scale_that_is_not_positive_is_an_error(scale: float, softcap: float) 
     config.need("split")
     sequence = Draw(5).sequence(config, 3, 600)
     q, k, v = (t[None] for t in (sequence.q, sequence.k, sequence.v))
-    with deterministic_mode(split_size=512), pytest.raises(ValueError, match=f"softmax_scale={scale:g} is not greater than 0"):
+    with (
+        deterministic_mode(split_size=512),
+        pytest.raises(ValueError, match=f"softmax_scale={scale:g} is not greater than 0"),
+    ):
         flash_attn_func(q, k, v, softmax_scale=scale, softcap=softcap)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("config", [Config(head_dim=d, dtype=t, causal=True, heads_k=4) for d in (64, 128) for t in ("fp16", "bf16")], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [Config(head_dim=d, dtype=t, causal=True, heads_k=4) for d in (64, 128) for t in ("fp16", "bf16")],
+    ids=str,
+)
 def test_rotary_rows_at_once_and_token_by_token(config: Config, interleaved: bool) -> None:
     config.need("split")
     draw = Draw(seed_of(config, "rotary"))
@@ -552,7 +680,9 @@ def test_rotary_rows_at_once_and_token_by_token(config: Config, interleaved: boo
     with deterministic_mode(split_size=512):
         expected = appending.at_once()
         appending.alone().one_by_one().assert_same(expected, "token by token")
-        replace(appending, first=1).at_once().assert_same(expected, "tables that begin at no multiple of 16 bytes")
+        replace(appending, first=1).at_once().assert_same(
+            expected, "tables that begin at no multiple of 16 bytes"
+        )
     assert_accurate(config, expected, appending.turned())
 
 
@@ -733,8 +863,17 @@ with flash_attn.deterministic_mode(split_size=512):
     flash_attn.flash_attn_func(q, q, q)
 """
     Config().need("split")
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env={**os.environ, "FA2_DEBUG": "1"})
-    assert "[flash-attn] set_params_splitkv: B=8 S_k=4096 S_q=4096 n_blocks=32 num_splits=8 fixed_tokens=512\n" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FA2_DEBUG": "1"},
+    )
+    assert (
+        "[flash-attn] set_params_splitkv: B=8 S_k=4096 S_q=4096 n_blocks=32 num_splits=8 fixed_tokens=512\n"
+        in done.stderr
+    )
 
 
 def test_call_for_a_kernel_that_was_left_out_says_what_there_is() -> None:
@@ -745,7 +884,10 @@ def test_call_for_a_kernel_that_was_left_out_says_what_there_is() -> None:
     sequence = Draw(1).sequence(config, 4, 300)
     with (
         deterministic_mode(split_size=512),
-        pytest.raises(RuntimeError, match=f"this wheel has no kernels for head_dim {missing[0]} float16 split forward; it has forward: "),
+        pytest.raises(
+            RuntimeError,
+            match=f"this wheel has no kernels for head_dim {missing[0]} float16 split forward; it has forward: ",
+        ),
     ):
         dense(config, [sequence])
 

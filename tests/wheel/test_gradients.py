@@ -9,12 +9,22 @@ from shutil import which
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mode
-from gradients import Gradients, assert_accurate, assert_that_rows_are_read_alike_wherever_they_lie, dense, leaves, upstream_of, varlen
+from gradients import (
+    Gradients,
+    assert_accurate,
+    assert_that_rows_are_read_alike_wherever_they_lie,
+    dense,
+    leaves,
+    upstream_of,
+    varlen,
+)
 from harness import Config, Draw, seed_of
 
 pytestmark = pytest.mark.gpu
 
-CONFIGS = [Config(head_dim=d, dtype=t, causal=c) for d in (64, 128) for t in ("fp16", "bf16") for c in (False, True)] + [
+CONFIGS = [
+    Config(head_dim=d, dtype=t, causal=c) for d in (64, 128) for t in ("fp16", "bf16") for c in (False, True)
+] + [
     Config(heads=8, heads_k=2, causal=True),
     Config(heads=8, heads_k=1, head_dim=128, dtype="bf16"),
     Config(window=(200, 0)),
@@ -38,7 +48,9 @@ def test_rows_are_read_alike_wherever_they_lie(config: Config) -> None:
 
 @configs
 @pytest.mark.parametrize(("len_q", "len_k"), [(128, 2048), (1000, 1000), (777, 1777), (64, 900)])
-def test_alone_in_a_batch_and_packed(config: Config, len_q: int, len_k: int, control: Callable[..., None]) -> None:
+def test_alone_in_a_batch_and_packed(
+    config: Config, len_q: int, len_k: int, control: Callable[..., None]
+) -> None:
     config.need("split", "fwd", "bwd")
     draw = Draw(seed_of(config, len_q, len_k))
     batch = [draw.sequence(config, len_q, len_k) for _ in range(5)]
@@ -60,7 +72,11 @@ def test_alone_in_a_batch_and_packed(config: Config, len_q: int, len_k: int, con
 
 @pytest.mark.parametrize(
     ("config", "lengths"),
-    [(Config(alibi=True, window=(700, 0)), (100, 512)), (Config(window=(-1, 130)), (257, 128)), (Config(window=(900, 900)), (300, 200))],
+    [
+        (Config(alibi=True, window=(700, 0)), (100, 512)),
+        (Config(window=(-1, 130)), (257, 128)),
+        (Config(window=(900, 900)), (300, 200)),
+    ],
     ids=str,
 )
 def test_windows_wider_than_the_keys(config: Config, lengths: tuple[int, int]) -> None:
@@ -137,7 +153,9 @@ def test_a_cuda_graph_of_gradients(shape: tuple[int, ...]) -> None:
     upstream = torch.stack([upstream_of(s, n) for n, s in enumerate(sequences)])
 
     def gradients() -> Gradients:
-        return Gradients(*torch.autograd.grad(flash_attn_func(*inputs, attn_bias=bias), (*inputs, bias), upstream))
+        return Gradients(
+            *torch.autograd.grad(flash_attn_func(*inputs, attn_bias=bias), (*inputs, bias), upstream)
+        )
 
     stream = torch.cuda.Stream()
     with deterministic_mode(split_size=512):
@@ -157,19 +175,32 @@ def test_a_cuda_graph_of_gradients(shape: tuple[int, ...]) -> None:
         captured.assert_same(expected, f"replay {replay}")
 
 
-@pytest.mark.skipif(not (find_spec("triton") and which("cc")), reason="torch.compile needs triton and a C compiler")
+@pytest.mark.skipif(
+    not (find_spec("triton") and which("cc")), reason="torch.compile needs triton and a C compiler"
+)
 def test_compiled_gradients_are_those_of_the_eager_call() -> None:
     config = Config(heads=4, heads_k=2, mask=True, bias="fp16")
     config.need("split", "bwd")
     sequence = Draw(31).sequence(config, 300, 700)
     upstream = upstream_of(sequence, 1).transpose(0, 1)[None]
-    q, k, v, bias = leaves(tuple(t[None] for t in (sequence.q.transpose(0, 1), sequence.k, sequence.v, sequence.bias) if t is not None))
+    q, k, v, bias = leaves(
+        tuple(
+            t[None]
+            for t in (sequence.q.transpose(0, 1), sequence.k, sequence.v, sequence.bias)
+            if t is not None
+        )
+    )
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return flash_attn_func(q.transpose(1, 2), k, v, attn_mask=sequence.mask, attn_bias=bias).transpose(1, 2)
+        return flash_attn_func(q.transpose(1, 2), k, v, attn_mask=sequence.mask, attn_bias=bias).transpose(
+            1, 2
+        )
 
     set_deterministic_mode(True)
-    expected, got = (torch.autograd.grad(f(q, k, v, bias), (q, k, v, bias), upstream) for f in (call, torch.compile(call, fullgraph=True)))
+    expected, got = (
+        torch.autograd.grad(f(q, k, v, bias), (q, k, v, bias), upstream)
+        for f in (call, torch.compile(call, fullgraph=True))
+    )
     Gradients(*got).assert_same(Gradients(*expected), "compiled")
 
 

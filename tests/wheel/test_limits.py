@@ -30,7 +30,9 @@ configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
 
 
 @configs
-@pytest.mark.parametrize(("where", "mode"), [("in one thread block", True), ("apart", True), ("as the GPU is filled", False)])
+@pytest.mark.parametrize(
+    ("where", "mode"), [("in one thread block", True), ("apart", True), ("as the GPU is filled", False)]
+)
 def test_a_cache_s_tokens_may_lie_far_apart(config: Config, where: str, mode: bool) -> None:
     config.need("fwd", "split")
     need_memory(2 * 2 * 391 * FAR_KEYS)
@@ -48,7 +50,10 @@ def test_probabilities_past_2_to_the_31_elements() -> None:
     """Those of the last head begin there. About a tenth of them are negative: dropped."""
     Config(heads=17, heads_k=17).need("fwd")
     need_memory(6 * 2**31)
-    q, k, v = (torch.randn((2, 8192, 17, 64), generator=Draw(5).generator, device="cuda", dtype=torch.float16) for _ in range(3))
+    q, k, v = (
+        torch.randn((2, 8192, 17, 64), generator=Draw(5).generator, device="cuda", dtype=torch.float16)
+        for _ in range(3)
+    )
     _, _, probabilities = flash_attn_func(q, k, v, dropout_p=0.1, return_attn_probs=True)
     for batch, head in ((0, 0), (1, 15), (1, 16)):
         dropped = (probabilities[batch, head] < 0).float().mean().item()
@@ -78,7 +83,9 @@ def test_rotary_tables_end_where_they_end(config: Config, filled: int, new: int,
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize(("before", "window"), [(0, 16), (100, 0), (5, 511), (5, 512), (5, 513)])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_new_keys_that_no_window_reaches_are_appended(head_dim: int, before: int, window: int, mask: bool, where: str) -> None:
+def test_new_keys_that_no_window_reaches_are_appended(
+    head_dim: int, before: int, window: int, mask: bool, where: str
+) -> None:
     config = Config(head_dim=head_dim, heads=4, heads_k=2, window=(window, 0), mask=mask)
     config.need("split")
     for queries, paged in ((1, False), (70, False), (70, True)):
@@ -120,7 +127,9 @@ def scratch_of(config: Config, batch: int, len_q: int, len_k: int, split_size: i
     generator = Draw(len_k).generator
 
     def normal(length: int, heads: int) -> torch.Tensor:
-        return torch.randn((batch, length, heads, config.head_dim), generator=generator, device="cuda", dtype=torch.float16)
+        return torch.randn(
+            (batch, length, heads, config.head_dim), generator=generator, device="cuda", dtype=torch.float16
+        )
 
     q, k, v = normal(len_q, config.heads), normal(len_k, config.heads_k), normal(len_k, config.heads_k)
     torch.cuda.reset_peak_memory_stats()

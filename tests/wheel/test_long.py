@@ -35,7 +35,9 @@ def need_memory(wanted: int) -> None:
         (1, 512, 2**20, 8, 2048),
     ],
 )
-def test_long_sequences(batch: int, len_q: int, len_k: int, heads: int, split_size: int, causal: bool, where: str) -> None:
+def test_long_sequences(
+    batch: int, len_q: int, len_k: int, heads: int, split_size: int, causal: bool, where: str
+) -> None:
     config = Config(heads=heads, heads_k=heads, causal=causal)
     config.need("split")
     splits = 0 if where != "apart" else -(-len_k // split_size)
@@ -44,15 +46,23 @@ def test_long_sequences(batch: int, len_q: int, len_k: int, heads: int, split_si
     generator = Draw(batch * len_k + causal).generator
 
     def normal(length: int) -> torch.Tensor:
-        return torch.randn((batch, length, heads, 64), generator=generator, device="cuda", dtype=torch.float16)
+        return torch.randn(
+            (batch, length, heads, 64), generator=generator, device="cuda", dtype=torch.float16
+        )
 
     q, k, v = normal(len_q), normal(len_k), normal(len_k)
     with deterministic_mode(split_size=split_size), route(where):
         out, lse, _ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
         for which in {0, batch // 2, batch - 1}:
-            alone = flash_attn_func(*(t[which : which + 1] for t in (q, k, v)), causal=causal, return_attn_probs=True)
-            Rows(out[which], lse[which]).assert_same(Rows(alone[0][0], alone[1][0]), f"sequence {which} of {batch} against alone")
-    sampled = torch.unique(torch.tensor([0, len_q // 3, len_q // 2, len_q - 2, len_q - 1], device="cuda").clamp(min=0))
+            alone = flash_attn_func(
+                *(t[which : which + 1] for t in (q, k, v)), causal=causal, return_attn_probs=True
+            )
+            Rows(out[which], lse[which]).assert_same(
+                Rows(alone[0][0], alone[1][0]), f"sequence {which} of {batch} against alone"
+            )
+    sampled = torch.unique(
+        torch.tensor([0, len_q // 3, len_q // 2, len_q - 2, len_q - 1], device="cuda").clamp(min=0)
+    )
     for which in {0, batch // 2, batch - 1}:
         sequence = Sequence(q[which], k[which], v[which])
         assert_accurate(config, Rows(out[which], lse[which]), sequence, sampled)
@@ -67,7 +77,9 @@ def test_gradients_of_a_sequence_past_2_to_the_31_elements() -> None:
     sequence = Draw(7).sequence(config, 300, 500)
     upstream = upstream_of(sequence, 1)
     with deterministic_mode(split_size=512):
-        far_along(config, sequence, upstream, rows).assert_same(dense(config, [sequence], [upstream], 0), "far along against alone")
+        far_along(config, sequence, upstream, rows).assert_same(
+            dense(config, [sequence], [upstream], 0), "far along against alone"
+        )
 
 
 def test_a_bias_past_2_to_the_31_elements() -> None:
@@ -77,7 +89,10 @@ def test_a_bias_past_2_to_the_31_elements() -> None:
     length = 16384
     need_memory(2 * 2 * 16 * length**2 + 2**32)
     generator = Draw(3).generator
-    q, k, v, upstream = (torch.randn((1, length, 16, 64), generator=generator, device="cuda", dtype=torch.float16) for _ in range(4))
+    q, k, v, upstream = (
+        torch.randn((1, length, 16, 64), generator=generator, device="cuda", dtype=torch.float16)
+        for _ in range(4)
+    )
     bias = torch.rand((1, 16, length, length), generator=generator, device="cuda", dtype=torch.float16)
     results = []
     with deterministic_mode(split_size=512):
@@ -86,7 +101,9 @@ def test_a_bias_past_2_to_the_31_elements() -> None:
             own = bias[:, heads].detach().requires_grad_()
             out = flash_attn_func(q_, k_, v_, attn_bias=own)
             found = torch.autograd.grad(out, (q_, k_, v_, own), upstream[:, :, heads])
-            results.append((out[:, :, -1].clone(), *(g[:, :, -1].clone() for g in found[:3]), found[3][:, -1].clone()))
+            results.append(
+                (out[:, :, -1].clone(), *(g[:, :, -1].clone() for g in found[:3]), found[3][:, -1].clone())
+            )
             del out, found
     for name, one, alone in zip(("out", "dq", "dk", "dv", "dbias"), *results, strict=True):
         assert_same_bits(one, alone, f"{name}, the last of 16 heads against alone")
@@ -97,7 +114,10 @@ def test_more_batch_and_heads_than_a_grid_dimension_holds() -> None:
     config = Config(heads=16, heads_k=16)
     config.need("split")
     generator = Draw(1).generator
-    q, k, v = (torch.randn((4096, n, 16, 64), generator=generator, device="cuda", dtype=torch.float16) for n in (1, 600, 600))
+    q, k, v = (
+        torch.randn((4096, n, 16, 64), generator=generator, device="cuda", dtype=torch.float16)
+        for n in (1, 600, 600)
+    )
     with deterministic_mode(split_size=512):
         out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True)
         alone = flash_attn_func(q[-1:], k[-1:], v[-1:], return_attn_probs=True)

@@ -25,24 +25,35 @@ DISTRIBUTION = importlib.metadata.distribution("flash_attn")
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, **environment}, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_version_names_the_fork_cuda_and_torch() -> None:
     info = fork_info()
-    expected = (
-        f"{info['upstream']['version']}+det.{info['fork_revision']}.cu{info['cuda'].replace('.', '')}.torch{'.'.join(info['torch'].split('.')[:2])}"
-    )
+    expected = f"{info['upstream']['version']}+det.{info['fork_revision']}.cu{info['cuda'].replace('.', '')}.torch{'.'.join(info['torch'].split('.')[:2])}"
     assert DISTRIBUTION.version == expected
     assert flash_attn.__version__ == info["upstream"]["version"]
 
 
 def test_docstrings_tell_of_mask_and_bias_before_what_is_returned() -> None:
-    functions = [getattr(flash_attn, name) for name in dir(flash_attn) if name.startswith("flash_attn_") and name.endswith(("func", "kvcache"))]
+    functions = [
+        getattr(flash_attn, name)
+        for name in dir(flash_attn)
+        if name.startswith("flash_attn_") and name.endswith(("func", "kvcache"))
+    ]
     assert len(functions) == 7
     for function in functions:
         text = inspect.getdoc(function) or ""
-        places = [re.search(rf"(?m)^ *{words}", text) for words in ("Arguments:", "    attn_mask: bool", "    attn_bias: dtype", "Return:")]
+        places = [
+            re.search(rf"(?m)^ *{words}", text)
+            for words in ("Arguments:", "    attn_mask: bool", "    attn_bias: dtype", "Return:")
+        ]
         starts = [place.start() if place else -1 for place in places]
         assert -1 not in starts, function
         assert starts == sorted(starts), function
@@ -68,7 +79,9 @@ def test_provenance_is_complete() -> None:
     assert re.fullmatch(r"[0-9a-f]{40}", info["upstream"]["commit"])
     assert re.fullmatch(r"[0-9a-f]{64}", info["series"]["digest"])
     assert re.fullmatch(r"[0-9a-f]{40}", info["series"]["commit"])
-    assert [p["name"][:4] for p in info["series"]["patches"]] == [f"{i:04}" for i in range(1, len(info["series"]["patches"]) + 1)]
+    assert [p["name"][:4] for p in info["series"]["patches"]] == [
+        f"{i:04}" for i in range(1, len(info["series"]["patches"]) + 1)
+    ]
     assert info["nvcc"]["flags"] and info["nvcc"]["version"]
 
 
@@ -82,22 +95,46 @@ def test_masks_and_biases_are_taken_if_the_provenance_says_so() -> None:
 
 
 def test_machine_code_is_for_the_architectures_the_provenance_names() -> None:
-    assert architectures(Path(flash_attn_2_cuda.__file__)) == {f"sm_{a}" for a in fork_info()["architectures"]}
+    assert architectures(Path(flash_attn_2_cuda.__file__)) == {
+        f"sm_{a}" for a in fork_info()["architectures"]
+    }
 
 
 def test_upstream_surface_is_all_there() -> None:
-    functions = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func"]
-    functions += ["flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
+    functions = [
+        "flash_attn_func",
+        "flash_attn_kvpacked_func",
+        "flash_attn_qkvpacked_func",
+        "flash_attn_varlen_func",
+    ]
+    functions += [
+        "flash_attn_varlen_kvpacked_func",
+        "flash_attn_varlen_qkvpacked_func",
+        "flash_attn_with_kvcache",
+    ]
     for name in functions:
         parameters = inspect.signature(getattr(flash_attn, name)).parameters
-        assert all(parameters[own].kind is inspect.Parameter.KEYWORD_ONLY for own in ("attn_mask", "attn_bias"))
+        assert all(
+            parameters[own].kind is inspect.Parameter.KEYWORD_ONLY for own in ("attn_mask", "attn_bias")
+        )
     for name in ("fwd", "varlen_fwd", "bwd", "varlen_bwd", "fwd_kvcache"):
         assert callable(getattr(flash_attn_2_cuda, name))
-    assert list(inspect.signature(flash_attn.flash_attn_func).parameters)[:6] == ["q", "k", "v", "dropout_p", "softmax_scale", "causal"]
+    assert list(inspect.signature(flash_attn.flash_attn_func).parameters)[:6] == [
+        "q",
+        "k",
+        "v",
+        "dropout_p",
+        "softmax_scale",
+        "causal",
+    ]
 
 
 def test_mode_is_off_by_default_with_2048_tokens() -> None:
-    done = run_python("import flash_attn; print(tuple(flash_attn.get_deterministic_mode()))", FA2_DETERMINISTIC="", FA2_SPLIT_SIZE="")
+    done = run_python(
+        "import flash_attn; print(tuple(flash_attn.get_deterministic_mode()))",
+        FA2_DETERMINISTIC="",
+        FA2_SPLIT_SIZE="",
+    )
     assert done.stdout.strip() == "(False, 2048)", done.stderr
 
 
@@ -109,7 +146,13 @@ def test_environment_sets_the_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("FA2_DETERMINISTIC", "yes"), ("FA2_DETERMINISTIC", "2"), ("FA2_DEBUG", "on"), ("FA2_SPLIT_SIZE", "abc"), ("FA2_SPLIT_SIZE", "0")]
+    [
+        ("FA2_DETERMINISTIC", "yes"),
+        ("FA2_DETERMINISTIC", "2"),
+        ("FA2_DEBUG", "on"),
+        ("FA2_SPLIT_SIZE", "abc"),
+        ("FA2_SPLIT_SIZE", "0"),
+    ]
     + [("FA2_SPLIT_SIZE", v) for v in ("-512", "100", "512.0", "99999999999999999999", "4294967296")],
 )
 def test_bad_environment_is_an_error_at_import_that_names_it(name: str, value: str) -> None:
@@ -121,7 +164,10 @@ def test_bad_environment_is_an_error_at_import_that_names_it(name: str, value: s
 
 @pytest.mark.parametrize("bad", [0, -512, 100, 2**30 + 64, 2**31, 2**40])
 def test_bad_split_size_is_a_value_error_that_names_it(bad: int) -> None:
-    for call in (lambda: set_deterministic_mode(True, bad), lambda: deterministic_mode(split_size=bad).__enter__()):
+    for call in (
+        lambda: set_deterministic_mode(True, bad),
+        lambda: deterministic_mode(split_size=bad).__enter__(),
+    ):
         with pytest.raises(ValueError, match=f"split_size={bad}"):
             call()
     assert get_deterministic_mode() == (False, 2048)
@@ -181,7 +227,10 @@ def test_scope_refuses_to_decorate_what_runs_after_the_call() -> None:
     def generator() -> Iterator[None]:
         yield
 
-    for function, advice in ((coroutine, "inside its body"), (generator, "around each part of its body that does not yield")):
+    for function, advice in (
+        (coroutine, "inside its body"),
+        (generator, "around each part of its body that does not yield"),
+    ):
         with pytest.raises(TypeError, match=f"cannot decorate .*: open the scope {advice}"):
             deterministic_mode()(function)
 
@@ -288,7 +337,9 @@ def test_mode_set_by_many_threads_is_never_seen_half_changed() -> None:
             set_deterministic_mode(enabled, size)
 
     def read() -> None:
-        torn.extend(mode for mode in (tuple(get_deterministic_mode()) for _ in range(20000)) if mode not in pairs)
+        torn.extend(
+            mode for mode in (tuple(get_deterministic_mode()) for _ in range(20000)) if mode not in pairs
+        )
 
     set_deterministic_mode(True, 256)
     writers = [threading.Thread(target=write, args=pair) for pair in pairs]
@@ -342,14 +393,19 @@ def test_scope_inside_a_compiled_function() -> None:
 
 
 @pytest.mark.parametrize(("torch_version", "cuda"), [("1.99.0", None), (None, "99.0"), (None, "None")])
-def test_another_torch_or_cuda_is_refused_by_name_before_a_symbol_is_missed(torch_version: str | None, cuda: str | None) -> None:
+def test_another_torch_or_cuda_is_refused_by_name_before_a_symbol_is_missed(
+    torch_version: str | None, cuda: str | None
+) -> None:
     code = "import torch\n"
     code += f"torch.__version__ = {torch_version!r}\n" if torch_version else ""
     code += f"torch.version.cuda = {None if cuda == 'None' else cuda!r}\n" if cuda else ""
     code += "import sys\ntry:\n    import flash_attn\nexcept ImportError as error:\n    print(error, 'flash_attn_2_cuda' in sys.modules)\n"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     wanted = ".".join(fork_info()["torch"].split(".")[:2])
-    assert f"built for torch {wanted} with CUDA {fork_info()['cuda'].split('.')[0]}; here is torch " in done.stdout
+    assert (
+        f"built for torch {wanted} with CUDA {fork_info()['cuda'].split('.')[0]}; here is torch "
+        in done.stdout
+    )
     assert (torch_version or cuda if cuda != "None" else "absent") in done.stdout
     assert f"Install the wheel for this torch, or torch {wanted}.*." in done.stdout
     assert done.stdout.rstrip().endswith("False"), "the extension was loaded first"

@@ -28,8 +28,16 @@ def test_upstreams_cases_pass(request: pytest.FixtureRequest, tmp_path: Path, en
     if failed and (stock := request.config.getoption("--stock")) is not None:
         again = upstream_cases.run(file, replace(choice, only=frozenset(failed), stock=Path(stock)), tmp_path)
         failed = {case: {**of_case, **again[case]} for case, of_case in failed.items()}
-    on_stock_too = {case: of_case for case, of_case in failed.items() if upstream_cases.is_upstreams_own(of_case)}
+    on_stock_too = {
+        case: of_case for case, of_case in failed.items() if upstream_cases.is_upstreams_own(of_case)
+    }
     own = {case: of_case for case, of_case in failed.items() if case not in on_stock_too}
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    entry["upstream"] = {"sha256": digest, "cases": len(found), "counts": counts, "failed": own, "fails on stock too": on_stock_too}
+    entry["upstream"] = {
+        "sha256": digest,
+        "cases": len(found),
+        "counts": counts,
+        "failed": own,
+        "fails on stock too": on_stock_too,
+    }
     assert own == {}

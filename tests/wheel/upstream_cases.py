@@ -35,7 +35,9 @@ Outcomes = dict[str, dict[str, str]]  # by case and mode: "passed", or "failed: 
 
 def spell(parameters: dict[str, Any]) -> str:
     """The name of a case."""
-    return "-".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in sorted(parameters.items()))
+    return "-".join(
+        f"{name}={str(value).removeprefix('torch.')}" for name, value in sorted(parameters.items())
+    )
 
 
 def any_whole(kernels: frozenset[str]) -> bool:
@@ -73,7 +75,11 @@ class Choice:
     def fits(self, parameters: dict[str, Any]) -> bool:
         """Whether a case may be drawn."""
         kernels = needed(parameters["d"], "bf16" if "bfloat16" in str(parameters["dtype"]) else "fp16")
-        lengths = [value for name, value in parameters.items() if name.startswith("seqlen") and not isinstance(value, bool)]
+        lengths = [
+            value
+            for name, value in parameters.items()
+            if name.startswith("seqlen") and not isinstance(value, bool)
+        ]
         return kernels <= self.kernels and max(lengths, default=0) <= self.longest
 
     def draw(self, name: str, axes: list[tuple[tuple[str, ...], list[Any]]]) -> list[dict[str, Any]]:
@@ -95,7 +101,9 @@ def _combination(axes: list[tuple[tuple[str, ...], list[Any]]], number: int) -> 
 
 def _axis(mark: pytest.Mark) -> tuple[tuple[str, ...], list[Any]]:
     names, values = mark.args
-    return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names), list(values)
+    return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names), list(
+        values
+    )
 
 
 class _Stock:
@@ -107,7 +115,12 @@ class _Stock:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        self.fwd, self.varlen_fwd, self.bwd, self.varlen_bwd = module.fwd, module.varlen_fwd, module.bwd, module.varlen_bwd
+        self.fwd, self.varlen_fwd, self.bwd, self.varlen_bwd = (
+            module.fwd,
+            module.varlen_fwd,
+            module.bwd,
+            module.varlen_bwd,
+        )
         self._cache = module.fwd_kvcache
 
     def fork_fwd_kvcache(self, *arguments: Any) -> Any:
@@ -147,7 +160,9 @@ class Plugin:
         if not cases:
             return []
         names = sorted(cases[0])
-        own = pytest.mark.parametrize(names, [tuple(case[n] for n in names) for case in cases], ids=[spell(case) for case in cases])
+        own = pytest.mark.parametrize(
+            names, [tuple(case[n] for n in names) for case in cases], ids=[spell(case) for case in cases]
+        )
         obj.pytestmark = [mark for mark in obj.pytestmark if mark.name != "parametrize"] + [own.mark]  # type: ignore[attr-defined]
         return None
 
@@ -189,7 +204,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Of the process that :func:`run` starts."""
     told = json.loads(os.environ["FORK_UPSTREAM_CASES"])
     only, stock = told["only"], told["stock"]
-    choice = Choice(told["count"], frozenset(told["kernels"]), told["longest"], only and frozenset(only), stock and Path(stock))
+    choice = Choice(
+        told["count"],
+        frozenset(told["kernels"]),
+        told["longest"],
+        only and frozenset(only),
+        stock and Path(stock),
+    )
     config.pluginmanager.register(Plugin(choice, Path(told["target"])), "fork-upstream-cases")
 
 
@@ -213,13 +234,28 @@ def run(file: Path, choice: Choice, folder: Path) -> Outcomes:
         "stock": None if choice.stock is None else str(choice.stock.resolve()),
         "target": str(target),
     }
-    path = [str(Path(part).resolve()) for part in (*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), Path(__file__).parent)]
+    path = [
+        str(Path(part).resolve())
+        for part in (*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), Path(__file__).parent)
+    ]
     env = {**os.environ, "FORK_UPSTREAM_CASES": json.dumps(told), "PYTHONPATH": os.pathsep.join(path)}
-    command = [sys.executable, "-m", "pytest", str(file), "-p", "upstream_cases", "-c", os.devnull, f"--rootdir={file.parent}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(file),
+        "-p",
+        "upstream_cases",
+        "-c",
+        os.devnull,
+        f"--rootdir={file.parent}",
+    ]
     command += ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:warnings"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise RuntimeError(f"pytest exited with {done.returncode} on {file.name}:\n{(done.stdout + done.stderr)[-3000:]}")
+        raise RuntimeError(
+            f"pytest exited with {done.returncode} on {file.name}:\n{(done.stdout + done.stderr)[-3000:]}"
+        )
     outcomes: Outcomes = json.loads(target.read_text(encoding="utf-8"))
     target.unlink()
     return outcomes
@@ -236,10 +272,17 @@ def counts(outcomes: Outcomes) -> dict[str, dict[str, int]]:
 
 def is_upstreams_own(of_case: dict[str, str]) -> bool:
     """Whether a case that failed misses a bound on stock too, and with the mode off; and with it on misses a bound, if it fails."""
-    missed = {mode: outcome.startswith(("failed: assert", "failed: AssertionError")) for mode, outcome in of_case.items()}
+    missed = {
+        mode: outcome.startswith(("failed: assert", "failed: AssertionError"))
+        for mode, outcome in of_case.items()
+    }
     return missed.get("stock", False) and missed["off"] and (missed["on"] or of_case["on"] == "passed")
 
 
 def failures(outcomes: Outcomes) -> Outcomes:
     """The cases that failed in a mode."""
-    return {case: of_case for case, of_case in outcomes.items() if any(outcome.startswith("failed") for outcome in of_case.values())}
+    return {
+        case: of_case
+        for case, of_case in outcomes.items()
+        if any(outcome.startswith("failed") for outcome in of_case.values())
+    }
