@@ -146,6 +146,13 @@ def test_much_code_in_an_upstream_file_and_much_of_upstream_in_a_patch_are_told(
     assert "adds 41 lines to upstream's setup.py; put code into a new file" in told.text
 
 
+def test_a_file_of_an_earlier_patch_is_not_upstream_s(make_series: Make) -> None:
+    """Conflicts with the next release come from upstream's files alone."""
+    own = {"flash_attn/own.py": "".join(f"x = {i}\n" for i in range(600))}
+    longer = {"flash_attn/own.py": "y = 0\n" * 41 + "".join(f"x = {i}\n" for i in range(300))}
+    assert lint.check(make_series(("Add a file", own), ("Change most of it", longer))) == []
+
+
 def test_quoting_much_is_told(make_series: Make) -> None:
     base = BASE | {"flash_attn/big.py": "".join(f"x = {i}\n" for i in range(600))}
     short = {"flash_attn/big.py": "".join(f"x = {i}\n" for i in range(300))}
