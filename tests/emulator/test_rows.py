@@ -18,7 +18,20 @@ import torch
 from conftest import DIM, HALF, HALF_NAME, MACHINE, Machine, built, problems
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from gradients import begun_at
-from harness import ROUTES, Config, Draw, Rows, assert_accurate, cache, dense, extras, paged, route, varlen
+from harness import (
+    ROUTES,
+    Config,
+    Draw,
+    Rows,
+    assert_accurate,
+    cache,
+    cu_seqlens,
+    dense,
+    extras,
+    paged,
+    route,
+    varlen,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from limits import (
@@ -27,7 +40,6 @@ from limits import (
     assert_that_all_new_keys_are_appended,
     assert_that_rotary_tables_end_where_they_end,
     scratch,
-    starts,
 )
 from rotary import Appending
 
@@ -476,7 +488,7 @@ def test_the_emulator_finds_a_read_outside_an_allocation() -> None:
         deterministic_mode(split_size=BLOCK),
         pytest.raises(RuntimeError, match="read of 16 bytes outside any allocation"),
     ):
-        flash_attn_varlen_func(q, k, k, starts(4), starts(380), 4, 380)
+        flash_attn_varlen_func(q, k, k, cu_seqlens((4,)), cu_seqlens((380,)), 4, 380)
 
 
 @pytest.mark.parametrize(("capability", "kib"), [("80", 163), ("89", 99), ("120", 99)])

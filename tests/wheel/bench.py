@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib.util
 import json
 import math
 import statistics
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from extension_files import load
 from flash_attn import deterministic_mode, fork_info, set_deterministic_mode
 
 import flash_attn_2_cuda  # isort: skip - torch and flash_attn load the libraries that it needs
@@ -75,16 +75,6 @@ class Case:
         return f"{self.group} d{self.head_dim} {shape}" + (
             " causal" if self.causal and self.len_q > 1 else ""
         )
-
-
-def load(path: Path) -> Any:
-    """An extension module from a file; its name is the file's."""
-    spec = importlib.util.spec_from_file_location(path.name.partition(".")[0], path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def tensor(*shape: int) -> torch.Tensor:

@@ -69,12 +69,7 @@ def dense(
 
 def varlen(config: Config, sequences: list[Sequence], upstreams: list[Tensor], which: int) -> Gradients:
     q, k, v = leaves(tuple(torch.cat([getattr(s, name) for s in sequences]) for name in "qkv"))
-    starts = [
-        torch.tensor([0, *(len(getattr(s, name)) for s in sequences)], device=harness.DEVICE)
-        .cumsum(0)
-        .to(torch.int32)
-        for name in "qk"
-    ]
+    starts = [harness.cu_seqlens(len(getattr(s, name)) for s in sequences) for name in "qk"]
     longest = [int(s.diff().max()) for s in starts]
     own, bias = _with_bias(sequences, longest[1], packed=True)
     out = flash_attn_varlen_func(q, k, v, *starts, *longest, deterministic=False, **config.kwargs(), **own)
@@ -110,10 +105,7 @@ def assert_that_rows_are_read_alike_wherever_they_lie(config: Config) -> None:
     sequences = [Draw(5).sequence(config, 150, 300), Draw(6).sequence(config, 150, 300)]
     upstream = torch.stack([upstream_of(s, 1) for s in sequences])
     inputs = [torch.stack([getattr(s, name) for s in sequences]) for name in "qkv"]
-    starts = [
-        torch.tensor([0, length, 2 * length], dtype=torch.int32, device=harness.DEVICE)
-        for length in (150, 300)
-    ]
+    starts = [harness.cu_seqlens((length, length)) for length in (150, 300)]
 
     def calls(*layouts: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
         for packed in (False, True):

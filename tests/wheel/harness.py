@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -239,16 +239,17 @@ def dense(config: Config, sequences: list[Sequence], which: int = 0) -> Rows:
     return Rows(out[which], lse[which])
 
 
+def cu_seqlens(lengths: Iterable[int]) -> Tensor:
+    """Where each of the packed sequences of these lengths begins, and where the last ends: int32."""
+    return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
+
+
 def varlen(
     config: Config, sequences: list[Sequence], which: int = 0, slack: int = 0, slack_q: int = 0
 ) -> Rows:
     """Sequences packed end to end; ``slack`` and ``slack_q`` are added to the longest key and query lengths that the call names."""
-
-    def cumulative(lengths: list[int]) -> Tensor:
-        return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
-
     len_q, len_k = [len(s.q) for s in sequences], [len(s.k) for s in sequences]
-    cu_q, cu_k = cumulative(len_q), cumulative(len_k)
+    cu_q, cu_k = cu_seqlens(len_q), cu_seqlens(len_k)
     q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
     own = extras(sequences, max(len_k) + slack, packed=True)
     out, lse, _ = flash_attn_varlen_func(

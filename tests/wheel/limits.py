@@ -28,11 +28,6 @@ def scratch(budget: int) -> Iterator[None]:
         flash_attn_2_cuda._test_scratch(before)
 
 
-def starts(*lengths: int) -> Tensor:
-    """cu_seqlens of these lengths."""
-    return torch.tensor([0, *lengths], device=harness.DEVICE).cumsum(0).to(torch.int32)
-
-
 def far_apart(tensor: Tensor, stride: int) -> Tensor:
     """The same values (1, length, heads, dim), tokens so many elements apart: as in a view of a larger tensor."""
     _, length, heads, dim = tensor.shape
@@ -178,7 +173,7 @@ def assert_that_gradients_past_named_lengths_are_nan(config: Config, mode: bool)
     draw = Draw(19)
     sequences = [draw.sequence(config, 300, 300), draw.sequence(config, 70, 120)]
     q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
-    cu_q, cu_k = starts(300, 70), starts(300, 120)
+    cu_q, cu_k = harness.cu_seqlens((300, 70)), harness.cu_seqlens((300, 120))
     dout = torch.cat([upstream_of(s, 1) for s in sequences])
     scale = config.head_dim**-0.5
     for named_q, named_k in ((300, 200), (200, 300), (200, 200)):

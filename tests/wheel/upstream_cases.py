@@ -8,7 +8,6 @@ whether it is this wheel's fault.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import itertools
 import json
@@ -26,6 +25,7 @@ from typing import Any
 
 import flash_attn
 import pytest
+from extension_files import load
 from kernel_names import DIMS, needed
 
 TRIES = 1000  # draws for each case wanted, before a test counts as having no more that fit
@@ -110,11 +110,7 @@ class _Stock:
     """Upstream's extension under the names by which the wheel's Python calls its own."""
 
     def __init__(self, file: Path) -> None:
-        spec = importlib.util.spec_from_file_location(file.name.partition(".")[0], file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = load(file)
         self.fwd, self.varlen_fwd, self.bwd, self.varlen_bwd = (
             module.fwd,
             module.varlen_fwd,
