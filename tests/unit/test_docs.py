@@ -141,6 +141,15 @@ def test_paths_of_this_repository_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", named(DOCUMENTS))
+def test_constants_and_variables_are_read_by_something(path: Path) -> None:
+    sources = [*(ROOT / "scripts").rglob("*.py"), *layout.PATCHES.glob("*.patch")]
+    text = "".join(p.read_text(encoding="utf-8") for p in sources)
+    for code in inline_code(path):
+        if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", code):
+            assert code in text, code
+
+
+@pytest.mark.parametrize("path", named(DOCUMENTS))
 def test_tests_that_prove_something_exist(path: Path) -> None:
     suites = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py"))
     for code in inline_code(path):
