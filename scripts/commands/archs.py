@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "archs",
-        help="check which compute capabilities may share PTX",
-        description="Compile kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compare the machine code.",
+        "Compiles kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compares the "
+        "machine code.",
     )
     parser.add_argument(
         "--kernels",

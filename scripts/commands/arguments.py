@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scripts.commands import table
 from scripts.source import kernel_set, matrix, upstream
 
 if TYPE_CHECKING:
@@ -95,13 +96,20 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def sub_parser(
-    commands: Any, name: str, text: str, more: str = "", *, needs_source: bool = True
-) -> argparse.ArgumentParser:
-    """The parser of a command that keeps the series: with ``--json``, and with ``--source`` where it needs upstream."""
+def sub_parser(commands: Any, name: str, more: str = "") -> argparse.ArgumentParser:
+    """The parser of a command: its line of the table, and ``more`` of what it does."""
+    line = table.command(name).line
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}".strip()
+        name, help=line[0].lower() + line[1:], description=f"{line}. {more}".strip()
     )
+    return parser
+
+
+def series_parser(
+    commands: Any, name: str, more: str = "", *, needs_source: bool = True
+) -> argparse.ArgumentParser:
+    """The parser of a command that keeps the series: with ``--json``, and with ``--source`` if it needs upstream."""
+    parser = sub_parser(commands, name, more)
     parser.set_defaults(interrupted="interrupted; nothing was changed.")
     parser.add_argument(
         "--json",

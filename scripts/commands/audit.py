@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.base import console
+from scripts.commands import arguments
 from scripts.wheels import wheel
 
 if TYPE_CHECKING:
@@ -14,11 +15,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
-        "audit",
-        help="check which libraries wheels need",
-        description="Check that wheels need no library that users lack.",
-    )
+    parser = arguments.sub_parser(commands, "audit")
     parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+")
     parser.set_defaults(run=_run, interrupted="interrupted.")
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "bench",
-        help="measure the kernels on a GPU, or the build, beside upstream's",
-        description="kernels: build the wheel and upstream's kernels of the same pin, time both in one process on this machine's GPU, and "
-        "hold the figures against the goals. build: compile the same kernel files as this build system does and as upstream's setup.py "
-        "does, without a compile cache, and compare.",
+        "kernels: build the wheel and upstream's kernels of the same pin, time both in one process on this "
+        "machine's GPU, and hold the figures against the goals. build: compile the same kernel files as this build "
+        "system does and as upstream's setup.py does, without a compile cache, and compare.",
     )
     parser.add_argument(
         "what",

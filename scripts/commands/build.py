@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "build",
-        help="build wheels into dist/",
-        description="Build wheels into dist/. An interrupted build goes on where it stopped.",
+        "An interrupted build goes on where it stopped.",
     )
     _add_choice(parser)
     parser.add_argument(

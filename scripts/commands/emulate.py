@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "emulate",
-        help="try the kernels without a GPU",
-        description="Run the kernels' PTX on the CPU, behind the real binding, against tests/emulator. Finds faults; proves nothing of a wheel.",
+        "Runs the kernels' PTX on the CPU, behind the real binding, against tests/emulator.",
     )
     parser.add_argument(
         "--kernels",

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "image",
-        help="make an image for --containers where no registry can be reached",
-        description="Make an image for --containers from Debian's packages and this machine's CPythons. Needs root, debootstrap and podman.",
+        "The image is for --containers, made from Debian's packages and this machine's CPythons. Needs root, "
+        "debootstrap and podman.",
     )
     parser.add_argument(
         "--python",

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(
-        commands,
-        "patches",
-        "list the patches: what each is for, touches and guards, and which others it needs",
-    )
+    parser = arguments.series_parser(commands, "patches")
     parser.add_argument(
         "patch",
         metavar="PATCH",

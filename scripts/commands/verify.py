@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified
+from scripts.commands import arguments
 from scripts.source import matrix, upstream
 from scripts.wheels import verify
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "verify",
-        help="prove wheels",
-        description="Prove wheels on the GPU of this machine; the proof is written beside each. Without a GPU it ends with 'not verified': exit status 3 of python -m scripts verify, 1 of nox as of any failure.",
+        "The proof is written beside each wheel. Without a GPU it ends with 'not verified'.",
     )
     parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
     parser.add_argument(

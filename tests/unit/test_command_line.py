@@ -20,33 +20,13 @@ from scripts import __main__
 from scripts.base import files, layout
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, WheelError
 from scripts.commands import rebase
+from scripts.commands.table import COMMANDS
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
 from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
-
-
-COMMANDS = [
-    "build",
-    "verify",
-    "emulate",
-    "archs",
-    "bench",
-    "compare",
-    "apply",
-    "export",
-    "patches",
-    "lint",
-    "guards",
-    "forecast",
-    "rebase",
-    "each",
-    "bisect",
-    "timings",
-    "changes",
-]
 
 
 def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,7 +47,7 @@ def test_a_reader_who_has_had_enough_gets_no_stack() -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
-@pytest.mark.parametrize("command", [[], *([c] for c in COMMANDS)])
+@pytest.mark.parametrize("command", [[], *([command.name] for command in COMMANDS)])
 def test_help_explains_each_command(command: list[str]) -> None:
     done = scripts(*command, "--help")
     assert done.returncode == 0
