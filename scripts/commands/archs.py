@@ -11,7 +11,7 @@ from scripts.base.errors import CompileError, UsageError
 from scripts.commands import arguments
 from scripts.lab import shared_ptx
 from scripts.series import clone
-from scripts.source import matrix
+from scripts.source import matrix, matrix_tables
 from scripts.wheels import toolchain
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--ptx",
         metavar="CC",
-        choices=matrix.ARCHITECTURES,
+        choices=matrix_tables.ARCHITECTURES,
         default="80",
         help="from the PTX of this one, with --arch (default: 80)",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.commands import table
-from scripts.source import kernel_set, matrix, upstream
+from scripts.source import kernel_set, matrix_tables, upstream
 
 if TYPE_CHECKING:
     from scripts.source.kernel_set import Kernel
@@ -50,9 +50,9 @@ def kernel_choice(text: str) -> tuple[Kernel, ...]:
 def pythons(text: str) -> tuple[str, ...]:
     """The Pythons that an option names, or ``all``."""
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    if unknown := [word for word in words if word not in matrix.PYTHONS and words != ("all",)]:
+    if unknown := [word for word in words if word not in matrix_tables.PYTHONS and words != ("all",)]:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.PYTHONS)}, or 'all'"
+            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix_tables.PYTHONS)}, or 'all'"
         )
     return words
 
@@ -60,9 +60,9 @@ def pythons(text: str) -> tuple[str, ...]:
 def architectures(text: str) -> tuple[str, ...]:
     """The compute capabilities that an option names, in order."""
     words = [word.strip() for word in text.split(",")]
-    if unknown := [word for word in words if word not in matrix.ARCHITECTURES]:
+    if unknown := [word for word in words if word not in matrix_tables.ARCHITECTURES]:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.ARCHITECTURES)} (90 is an H100 or H200)"
+            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix_tables.ARCHITECTURES)} (90 is an H100 or H200)"
         )
     return tuple(sorted(set(words), key=lambda a: (len(a), a)))
 

@@ -12,7 +12,7 @@ from scripts.commands import arguments
 from scripts.lab import compare
 from scripts.lab.compare import KINDS, Difference
 from scripts.series import model
-from scripts.source import kernel_set, matrix
+from scripts.source import kernel_set, matrix, matrix_tables
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--arch",
         metavar="CC",
-        choices=matrix.ARCHITECTURES,
+        choices=matrix_tables.ARCHITECTURES,
         default="90",
         help="machine code for this one (default: 90)",
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import layout
 from scripts.commands import arguments
 from scripts.lab import emulator
-from scripts.source import matrix
+from scripts.source import matrix, matrix_tables
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--arch",
         metavar="CC",
-        choices=matrix.ARCHITECTURES,
+        choices=matrix_tables.ARCHITECTURES,
         default="90",
         help="the GPU's compute capability, such as 89 (default: 90)",
     )

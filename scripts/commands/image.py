@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, layout
 from scripts.commands import arguments
-from scripts.source import matrix
+from scripts.source import matrix_tables
 from scripts.wheels import image, toolchain
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     interpreters = [
         toolchain.find_python(version)
-        for version in (matrix.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13"))
+        for version in (
+            matrix_tables.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13")
+        )
     ]
     console.done(
         f"{image.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME"

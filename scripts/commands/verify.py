@@ -9,7 +9,7 @@ from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified
 from scripts.commands import arguments
 from scripts.source import matrix, upstream
-from scripts.wheels import verify
+from scripts.wheels import origin, verify
 
 if TYPE_CHECKING:
     import argparse
@@ -50,9 +50,11 @@ def _run(options: argparse.Namespace) -> None:
     waiting: BuildError | None = None
     for path in options.wheels or verify.wheels_in(layout.DIST):
         try:
-            origin = verify.check_series(verify.facts_of(path), layout.ROOT, layout.cache("sdist"))
-            console.note(f"{path.name}: its series is that of {origin.where}")
-            verify.verify(path, origin.checkout, layout.ROOT / "tests/wheel", layout.BUILD, options.pytest)
+            built_from = origin.check_series(verify.facts_of(path), layout.ROOT, layout.cache("sdist"))
+            console.note(f"{path.name}: its series is that of {built_from.where}")
+            verify.verify(
+                path, built_from.checkout, layout.ROOT / "tests/wheel", layout.BUILD, options.pytest
+            )
         except BuildError as e:
             console.error(str(e))
             # A failure outweighs a wheel that could not be proved.
