@@ -129,6 +129,11 @@ def _run(options: argparse.Namespace) -> None:
         for name in sorted({k.source for job in jobs for k in job.kernels}):
             console.note(name)
         return
+    _build(loaded, jobs, options)
+
+
+def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
+    """Build what was chosen, and exit with the status of the first failure."""
     free = shutil.disk_usage(layout.ROOT).free
     if free < 8e9:
         console.warn(

@@ -165,6 +165,40 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
             changed since the tree was applied; with ``check``, a difference.
     """
     repository = Repository(root, SeriesError)
+    applied = _exportable(repository)
+    patches = exported_patches(repository, applied.base)
+    if not patches:
+        raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
+    different = (
+        _differences(folder, patches)
+        if (folder / model.LISTING).is_file()
+        else [f"{model.LISTING} is missing"]
+    )
+    if not different:
+        _remember(repository, applied, folder, patches)
+        return Exported((), ())
+    current, known = model.digests(folder), applied.patches
+    moved = sorted(name for name in current.keys() | known.keys() if current.get(name) != known.get(name))
+    if check:
+        way_out = f"{_carry_over(repository, applied)}." if moved else "Run nox -s export, or nox -s apply."
+        raise SeriesError(f"{folder} is not what {root} says: {', '.join(different)}. {way_out}")
+    if moved:
+        raise SeriesError(
+            f"{folder} changed since {root} was applied from it: {', '.join(moved)}. "
+            f"Exporting would undo that. {_carry_over(repository, applied)}."
+        )
+    written = write_folder(folder, patches)
+    _remember(repository, applied, folder, patches)
+    return written
+
+
+def _exportable(repository: Repository) -> Applied:
+    """What was applied to a work tree whose commits can be exported.
+
+    Raises:
+        SeriesError: uncommitted changes, an operation in progress, another base, or a part of a series.
+    """
+    root = repository.root
     if not repository.is_top_level():
         raise SeriesError(f"{root} is no work tree of the series; nox -s apply makes it.")
     if operation := tree.in_progress(root):
@@ -178,39 +212,15 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         raise SeriesError(f"{root} is nothing that nox -s apply of this version made; nothing was exported.")
     if len(applied.patches) < applied.of:
         raise SeriesError(
-            f"{root} holds the first {len(applied.patches)} of {applied.of} patches (apply --to): exporting it would drop the rest. "
-            f"{_carry_over(repository, applied)}, and amend there (git rebase -i)."
+            f"{root} holds the first {len(applied.patches)} of {applied.of} patches (apply --to): "
+            f"exporting it would drop the rest. {_carry_over(repository, applied)}, and amend there (git rebase -i)."
         )
     status, _, _ = repository.attempt("merge-base", "--is-ancestor", applied.base, "HEAD")
     if status != 0:
         raise SeriesError(
             f"{root}: HEAD does not stand on the base {applied.base[:12]} any more; nothing was exported."
         )
-    patches = exported_patches(repository, applied.base)
-    if not patches:
-        raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
-    different = (
-        _differences(folder, patches)
-        if (folder / model.LISTING).is_file()
-        else [f"{model.LISTING} is missing"]
-    )
-    if not different:
-        _remember(repository, applied, folder, patches)
-        return Exported((), ())
-    if check:
-        raise SeriesError(
-            f"{folder} is not what {root} says: {', '.join(different)}. Run nox -s export, or nox -s apply."
-        )
-    now = model.digests(folder)
-    if moved := sorted(
-        name for name in now.keys() | applied.patches.keys() if now.get(name) != applied.patches.get(name)
-    ):
-        raise SeriesError(
-            f"{folder} changed since {root} was applied from it: {', '.join(moved)}. Exporting would undo that. {_carry_over(repository, applied)}."
-        )
-    written = write_folder(folder, patches)
-    _remember(repository, applied, folder, patches)
-    return written
+    return applied
 
 
 def _remember(repository: Repository, applied: Applied, folder: Path, patches: dict[str, bytes]) -> None:

@@ -119,7 +119,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
         path.with_suffix(".part").replace(path)
     else:
         facts = metadata.provenance(loaded, job.target, patches, plan)
-        path = wheel.pack(loaded, job.target, plan, extension, facts, notice=layout.ROOT / "NOTICE", dist=out)
+        path = wheel.pack(loaded, job.target, plan, extension, facts, out)
     content = path.read_bytes()
     built = Built(
         path, len(content), hashlib.sha256(content).hexdigest(), time.monotonic() - started, compiled

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.base.errors import VerifyError, WheelError
+from scripts.base.errors import VerifyError
 from scripts.base.git import Repository
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
@@ -38,17 +38,11 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
     Raises:
         VerifyError: none gives that digest.
     """
-    try:
-        told = facts.info["series"]
-        wanted = [(p["name"], p["sha256"]) for p in told["patches"]]
-        digest, base = told["digest"], told["base"]
-    except (KeyError, TypeError) as e:
-        raise WheelError(
-            f"{facts.path}: flash_attn/_fork.json says nothing of its series; build the wheel again."
-        ) from e
+    told = facts.provenance.series
+    expected = [(patch.name, patch.sha256) for patch in told.patches]
     with tempfile.TemporaryDirectory(prefix="fa2-series-") as folder:
         for where, files, matrix_text in _states(root):
-            if [(name, hashlib.sha256(content).hexdigest()) for name, content in files] != wanted:
+            if [(name, hashlib.sha256(content).hexdigest()) for name, content in files] != expected:
                 continue
             aside = Path(folder)
             for name, content in files:
@@ -58,10 +52,10 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
             checkout = upstream.find(pin, root / "upstream", cache)
             made = tree.base_of(pin, checkout)
             patches = tuple(model.parse_patch(aside / name) for name, _ in files)
-            if (made, model.Series(aside, patches).digest(made)) == (base, digest):
+            if (made, model.Series(aside, patches).digest(made)) == (told.base, told.digest):
                 return Origin(where, checkout)
     raise VerifyError(
-        f"{facts.path.name}: no state of this repository gives its series (digest {digest[:16]}…): built from patches that were never "
+        f"{facts.path.name}: no state of this repository gives its series (digest {told.digest[:16]}…): built from patches that were never "
         "committed here, or from another fork. Build it again from this repository."
     )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wheel.wheelfile import WheelFile
 
+from scripts.base import layout
 from scripts.source.kernel_set import spell_kernels
 from scripts.wheels.kernels import FORK
 from scripts.wheels.metadata import PROVENANCE, fork_metadata, upstream_metadata
@@ -56,8 +57,6 @@ def pack(
     plan: Plan,
     extension: Path,
     facts: dict[str, Any],
-    *,
-    notice: Path,
     dist: Path,
 ) -> Path:
     """Write the wheel into ``dist``, aside and then renamed."""
@@ -81,7 +80,7 @@ def pack(
         f"{info}/top_level.txt": f"flash_attn\n{FORK.extension}\n".encode(),
         f"{info}/licenses/LICENSE": (tree.root / "LICENSE").read_bytes(),
         f"{info}/licenses/AUTHORS": (tree.root / "AUTHORS").read_bytes(),
-        f"{info}/licenses/NOTICE": notice.read_bytes(),
+        f"{info}/licenses/NOTICE": (layout.ROOT / "NOTICE").read_bytes(),
     }
     tree.check_unchanged()
     dist.mkdir(parents=True, exist_ok=True)
