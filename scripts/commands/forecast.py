@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
         console.out.print(table)
         for name, moves in found.items():
             for m in moves:
-                for line in m.evidence:
+                for line in move.summary(m.evidence):
                     console.note(f"{name}, {m.patch.partition('-')[0]}: {line}")
 
 

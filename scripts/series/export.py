@@ -104,7 +104,8 @@ def write_folder(folder: Path, patches: dict[str, bytes], notes: Sequence[str] =
         for name in changes.removed:
             (aside / name).unlink()
         for name in changes.written:
-            (aside / name).write_bytes(after[name])
+            with files.writing(folder / name):
+                (aside / name).write_bytes(after[name])
         if folder.is_dir():
             files.exchange(aside, folder)
         else:

@@ -6,6 +6,7 @@ line, with comments after ``#``.
 
 from __future__ import annotations
 
+import codecs
 import email.policy
 import hashlib
 import re
@@ -116,6 +117,8 @@ def text_of(path: Path) -> str:
         raise SeriesError(f"{path}: no such file. Take it back (git checkout -- {path}).") from e
     except OSError as e:
         raise SeriesError(f"{path}: {e.strerror}.") from e
+    if content.startswith(codecs.BOM_UTF8):
+        raise SeriesError(f"{path}:1: starts with a byte order mark; save the file as UTF-8 without one.")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as e:

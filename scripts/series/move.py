@@ -19,6 +19,8 @@ from scripts.base.git import Repository
 from scripts.series import tree as work_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scripts.series.model import Series
     from scripts.source.matrix_tables import Upstream
     from scripts.source.releases import Release
@@ -126,6 +128,32 @@ def pick(space: Workspace, commit: str) -> Step:
     raise SeriesError(f"git cherry-pick {commit} in {repository.root} exited with {status}:\n{err or out}")
 
 
+def _counted(lines: int) -> str:
+    """A distance in lines.
+
+    >>> _counted(1), _counted(-2)
+    ('1 line', '-2 lines')
+    """
+    return f"{lines} line{'' if abs(lines) == 1 else 's'}"
+
+
+def summary(evidence: Sequence[str]) -> tuple[str, ...]:
+    """The same for people: hunks that moved are counted.
+
+    >>> summary(["a.h:7: hunk 1 moved by 2 lines", "a.h:9: hunk 2 moved by 2 lines", "b.h:1: conflict"])
+    ('b.h:1: conflict', '2 hunks moved by 2 lines')
+    >>> summary(["a.h:7: hunk 1 moved by 1 line", "a.h:9: hunk 2 moved by -4 lines"])
+    ('2 hunks moved by -4 to 1 lines',)
+    """
+    moved = [int(m[1]) for line in evidence if (m := re.search(r": hunk \d+ moved by (-?\d+) lines?$", line))]
+    rest = [line for line in evidence if not re.search(r": hunk \d+ moved by -?\d+ lines?$", line)]
+    if not moved:
+        return tuple(rest)
+    least, most = min(moved), max(moved)
+    distance = _counted(least) if least == most else f"{least} to {most} lines"
+    return (*rest, f"{len(moved)} hunk{'' if len(moved) == 1 else 's'} moved by {distance}")
+
+
 def _offsets(repository: Repository, commit: str) -> list[str]:
     """Why a commit's diff does not apply exactly to HEAD; empty when it does."""
     with tempfile.TemporaryDirectory(prefix="fa2-exact-") as folder:
@@ -137,7 +165,7 @@ def _offsets(repository: Repository, commit: str) -> list[str]:
         if match := re.match(r"Checking patch (\S+?)(?: =>.*)?\.\.\.", line):
             file = match[1]
         elif match := re.match(r"Hunk #(\d+) succeeded at (\d+) \(offset (-?\d+) lines?\)", line):
-            lines.append(f"{file}:{match[2]}: hunk {match[1]} moved by {match[3]} lines")
+            lines.append(f"{file}:{match[2]}: hunk {match[1]} moved by {_counted(int(match[3]))}")
         elif match := re.match(r"error: patch failed: (\S+):(\d+)", line):
             lines.append(f"{match[1]}:{match[2]}: the lines around a change are others; merged")
     return lines or (["it does not apply as it is; merged"] if status else [])
