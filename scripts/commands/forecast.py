@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    outcomes = "Changes nothing. Outcomes: " + ", ".join(move.Outcome) + "."
+    listed = "; ".join(f"{outcome.value} ({outcome.meaning})" for outcome in move.Outcome)
+    outcomes = f"Changes nothing. Outcomes: {listed}."
     parser = arguments.series_parser(commands, "forecast", outcomes)
     parser.add_argument(
         "versions",

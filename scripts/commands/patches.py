@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from scripts.base import console, layout
@@ -16,6 +17,11 @@ from scripts.source import kernel_set, matrix
 
 if TYPE_CHECKING:
     import argparse
+
+    from scripts.series.model import Series
+
+
+_PREFIX = "csrc/flash_attn/"
 
 
 def add(commands: Any) -> None:
@@ -62,24 +68,28 @@ def _run(options: argparse.Namespace) -> None:
             }
         )
         return
-    table = Table(
-        "patch", "feature", "Upstream-Status", "files", "+", "−", "needs", "guards", show_lines=True
+    console.out.print(_table(patches, graph))
+    console.note(
+        f"files are under {_PREFIX}, or where they name a folder; nox -s patches -- PATCH has the guards"
     )
+    console.note(f"digest {applied.digest}, base {applied.base}")
+
+
+def _table(patches: Series, graph: dict[str, list[str]]) -> Table:
+    """A row a patch, which 80 columns hold without cutting a name."""
+    table = Table(show_lines=True)
+    for column in ("patch", "files", "lines", "needs"):
+        table.add_column(column, overflow="fold")
     for p in patches.patches:
-        files = "\n".join(f"{f.path}{' (new)' if f.is_new else ''}" for f in p.files)
+        names = (f"{f.path.removeprefix(_PREFIX)}{' (new)' if f.is_new else ''}" for f in p.files)
         added, removed = sum(f.added for f in p.files), sum(f.removed for f in p.files)
         table.add_row(
-            f"{p.number} {p.subject}",
-            p.feature,
-            p.upstream_status,
-            files,
-            str(added),
-            str(removed),
-            ", ".join(graph[p.number]) or "–",
-            "\n".join(p.guards),
+            f"{p.number} {p.subject}\n{p.feature}, {p.upstream_status.partition(' ')[0]}",
+            "\n".join(names),
+            f"+{added} −{removed}",
+            "\n".join(graph[p.number]) or "–",
         )
-    console.out.print(table)
-    console.note(f"digest {applied.digest}, base {applied.base}")
+    return table
 
 
 def _reach(options: argparse.Namespace) -> None:
@@ -128,5 +138,7 @@ def _reach(options: argparse.Namespace) -> None:
             ]
         ),
     )
+    table.add_row("Upstream-Status", escape(patch.upstream_status))
+    table.add_row("guards", escape("\n".join(patch.guards)))
     table.add_row("tests", "\n".join(found.tests) or "none named by its guards or message")
     console.out.print(table)

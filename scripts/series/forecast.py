@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.base import console
 from scripts.series import landed, move
 from scripts.series.move import Move, Outcome
 
@@ -38,30 +39,32 @@ def forecast(
     ids = landed.landed_in(git[0], space, git[1], git[2]) if git else {}
     moves: list[Move] = []
     stuck: set[str] = set()
-    for commit in commits:
-        name = names[commit]
-        outcome, evidence = there.get(name, (None, ""))
-        if commit in ids:
-            moves.append(
-                Move(
-                    name,
-                    Outcome.LANDED_IDENTICAL,
-                    (f"upstream's commit {ids[commit]} has the same patch-id",),
+    with console.steps("patches", len(commits)) as advance:
+        for commit in commits:
+            name = names[commit]
+            advance(name)
+            outcome, evidence = there.get(name, (None, ""))
+            if commit in ids:
+                moves.append(
+                    Move(
+                        name,
+                        Outcome.LANDED_IDENTICAL,
+                        (f"upstream's commit {ids[commit]} has the same patch-id",),
+                    )
                 )
-            )
-            continue
-        if outcome is Outcome.LANDED_IDENTICAL:
-            moves.append(Move(name, outcome, (evidence,)))
-            continue
-        if blockers := sorted(names[c].partition("-")[0] for c in graph[commit] & stuck):
-            stuck.add(commit)
-            moves.append(Move(name, Outcome.NOT_TRIED, (f"it needs {', '.join(blockers)}",)))
-            continue
-        step = move.pick(space, commit)
-        moves.append(move.judge(name, step, there.get(name)))
-        if repository.attempt("rev-parse", "--verify", "--quiet", "CHERRY_PICK_HEAD")[0] == 0:
-            stuck.add(commit)
-            move.abandon(space)
+                continue
+            if outcome is Outcome.LANDED_IDENTICAL:
+                moves.append(Move(name, outcome, (evidence,)))
+                continue
+            if blockers := sorted(names[c].partition("-")[0] for c in graph[commit] & stuck):
+                stuck.add(commit)
+                moves.append(Move(name, Outcome.NOT_TRIED, (f"it needs {', '.join(blockers)}",)))
+                continue
+            step = move.pick(space, commit)
+            moves.append(move.judge(name, step, there.get(name)))
+            if repository.attempt("rev-parse", "--verify", "--quiet", "CHERRY_PICK_HEAD")[0] == 0:
+                stuck.add(commit)
+                move.abandon(space)
     return moves
 
 

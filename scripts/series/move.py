@@ -43,6 +43,21 @@ class Outcome(str, Enum):
     EMPTY = "empty"  # the merge leaves nothing, and nothing shows that upstream has it
 
     @property
+    def meaning(self) -> str:
+        """In words, for --help."""
+        return {
+            Outcome.CLEAN: "applies exactly",
+            Outcome.OFFSET: "merges; hunks moved, or lines around them changed",
+            Outcome.CONFLICT: "a person must resolve it",
+            Outcome.NOT_TRIED: "needs a patch that does not move",
+            Outcome.LANDED_IDENTICAL: "upstream has it",
+            Outcome.LANDED_MODIFIED: "upstream has most of it",
+            Outcome.SOURCE_RENAMED: "a file it touches has another name",
+            Outcome.SOURCE_DELETED: "a file it touches is gone",
+            Outcome.EMPTY: "the merge leaves nothing, and nothing shows that upstream has it",
+        }[self]
+
+    @property
     def moves(self) -> bool:
         """Whether the patch needs nobody."""
         return self in (Outcome.CLEAN, Outcome.OFFSET)
