@@ -342,7 +342,7 @@ def test_a_file_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -
     ("command", "expected"),
     [
         ("each --run 'exit 125'", "could not be tested (125) on base, 0001"),
-        ("each --run false", "fails on upstream itself"),
+        ("each --run false", "    upstream itself, without any patch (status 1)"),
     ],
 )
 def test_each_does_not_call_passed_what_was_not(command: str, expected: str) -> None:
