@@ -48,10 +48,11 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
     except OSError as e:
-        if e.filename is None:
+        if e.errno is None:
             raise
         # A folder that is a file, a disk that is full or read-only: nobody needs our stack for that.
-        console.error(f"{e.filename}: {e.strerror}.")
+        place = f"{e.filename}: " if e.filename is not None else "while a file was written: "
+        console.error(f"{place}{e.strerror}.")
         raise SystemExit(BuildError.exit_code) from e
 
 

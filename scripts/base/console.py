@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -115,3 +116,24 @@ def progress(what: str, total: int, completed: int) -> Iterator[Callable[[str, f
                 note(f"{bars.tasks[0].completed:.0f}/{total} {name}, about {duration(seconds_left)} left")
 
         yield advance
+
+
+@contextmanager
+def steps(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar for a few seconds of work in steps that take alike; nothing in a log.
+
+    Yields:
+        A function that counts one more step as done, by its name.
+    """
+    if not out.is_terminal:
+        yield lambda _: None
+        return
+    started, done = time.monotonic(), 0
+    with progress(what, total, 0) as advance:
+
+        def count(name: str) -> None:
+            nonlocal done
+            done += 1
+            advance(name, (time.monotonic() - started) / done * (total - done))
+
+        yield count

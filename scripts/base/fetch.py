@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.base import files
+
 if TYPE_CHECKING:
     from unearth.fetchers import PyPIClient
 
@@ -48,7 +50,8 @@ def fetch(client: PyPIClient, url: str, destination: Path, wanted: str) -> None:
         with os.fdopen(descriptor, "wb") as file, client.get_stream(url) as response:
             response.raise_for_status()
             for block in response.iter_bytes():
-                file.write(block)
+                with files.writing(destination):
+                    file.write(block)
         if (digest := sha256(aside)) != wanted:
             raise OtherContentError(digest)
         aside.replace(destination)

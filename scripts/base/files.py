@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shlex
 from contextlib import contextmanager
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
 SERIES_LOCK = "series.lock"  # in the build folder
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Let an error of writing name this file or folder: a full disk's names none.
+
+    Raises:
+        OSError: the block's, with a file name.
+    """
+    try:
+        yield
+    except OSError as e:
+        if e.filename is not None or e.errno is None:
+            raise
+        raise OSError(e.errno, e.strerror, str(path)) from e
+
+
 def write(path: Path, text: str) -> None:
     """Replace a file's content: written aside, then renamed; nothing stays behind when that fails.
 
@@ -37,17 +53,28 @@ def write(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Swap two folders in one step, so that neither name is ever missing (renameat2 of Linux)."""
+def exchange(new: Path, old: Path) -> None:
+    """Swap two folders in one step, so that neither name is ever missing (renameat2 of Linux).
+
+    Raises:
+        SeriesError: the file system refuses; nothing was changed.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     at_fdcwd, rename_exchange = -100, 2
-    if libc.renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) != 0:
-        code = ctypes.get_errno()
-        place, copy = shlex.quote(str(other)), shlex.quote(f"{other}.copy")
-        raise SeriesError(
-            f"{other} could not be replaced in one step: {os.strerror(code)} (the lower layer of an overlay, a file system without exchange?). "
-            f"Nothing was changed. Copy it to where it can be: cp -a {place} {copy} && rm -r {place} && mv {copy} {place}"
-        )
+    if libc.renameat2(at_fdcwd, os.fsencode(new), at_fdcwd, os.fsencode(old), rename_exchange) != 0:
+        raise SeriesError(_refusal(ctypes.get_errno(), old))
+
+
+def _refusal(code: int, folder: Path) -> str:
+    """Why a folder could not be swapped, by the system's error number, and what to do."""
+    failed = f"{folder} could not be replaced: {os.strerror(code)}. Nothing was changed."
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY):
+        return f"{failed} Make it and {folder.parent} writable (a read-only mount, permissions?), and run this again."
+    place, copy = shlex.quote(str(folder)), shlex.quote(f"{folder}.copy")
+    return (
+        f"{failed} A file system without exchange, or the lower layer of an overlay? "
+        f"Copy the folder to where it can be: cp -a {place} {copy} && rm -r {place} && mv {copy} {place}"
+    )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def last_lines(text: str, count: int = _SHOWN_LINES) -> str:
     return "\n".join("    " + line for line in text.strip().splitlines()[-count:])
 
 
-def run(
+def run(  # noqa: PLR0913 - each is an option of one run, by its name
     command: Sequence[str | Path],
     *,
     error: type[BuildError],

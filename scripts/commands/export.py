@@ -14,14 +14,10 @@ from scripts.source import matrix, upstream
 if TYPE_CHECKING:
     import argparse
 
-    from scripts.series.rebase_state import Report
-
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(
-        commands, "export", "write the commits of build/source back to patches/", needs_source=False
-    )
+    parser = arguments.series_parser(commands, "export", needs_source=False)
     parser.add_argument(
         "--check",
         action="store_true",
@@ -39,7 +35,7 @@ def _run(options: argparse.Namespace) -> None:
         )
     with files.alone(layout.BUILD):
         done = export.export(layout.SOURCE, layout.PATCHES, check=options.check)
-    written = files_in_words(done)
+    written = _files_in_words(done)
     console.done(
         f"{written}. Next: nox -s lint, nox -s guards, nox -s changes."
         if written
@@ -49,7 +45,7 @@ def _run(options: argparse.Namespace) -> None:
         console.result(asdict(done))
 
 
-def files_in_words(done: export.Exported | Report) -> str:
+def _files_in_words(done: export.Exported) -> str:
     """The files of patches/ that were written and removed, in words; empty for none."""
     return "; ".join(
         f"{verb} {', '.join(names)}"

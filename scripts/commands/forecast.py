@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    outcomes = "Changes nothing. Outcomes: " + ", ".join(move.Outcome) + "."
-    parser = arguments.sub_parser(
-        commands, "forecast", "say what becomes of each patch on other releases of upstream", outcomes
-    )
+    listed = "; ".join(f"{outcome.value} ({outcome.meaning})" for outcome in move.Outcome)
+    outcomes = f"Changes nothing. Outcomes: {listed}."
+    parser = arguments.series_parser(commands, "forecast", outcomes)
     parser.add_argument(
         "versions",
         metavar="VERSION",
@@ -67,7 +66,7 @@ def _run(options: argparse.Namespace) -> None:
         console.out.print(table)
         for name, moves in found.items():
             for m in moves:
-                for line in m.evidence:
+                for line in move.summary(m.evidence):
                     console.note(f"{name}, {m.patch.partition('-')[0]}: {line}")
 
 

@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    text = "run each patch's guard on the tree without it, which must fail, and with it, which must pass"
-    arguments.sub_parser(commands, "guards", text).set_defaults(run=_run)
+    parser = arguments.series_parser(
+        commands, "guards", "A guard must fail on the tree without its patch, and pass with it."
+    )
+    parser.add_argument("patch", metavar="PATCH", nargs="?", help="run the guards of this patch alone")
+    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
     with clone.view(options.source) as (patches, applied):
-        outcomes = guards.run(patches, applied, compile_alone)
+        only = patches.named(options.patch) if options.patch else None
+        outcomes = guards.run(patches, applied, compile_alone, only)
     if options.json:
-        console.result(
-            [{**asdict(o), "guard": str(o.guard), "discriminates": o.discriminates} for o in outcomes]
-        )
+        console.result([_as_data(outcome) for outcome in outcomes])
     else:
         table = Table("patch", "guard", "without", "with", "whole series")
         for o in outcomes:
@@ -40,5 +42,11 @@ def _run(options: argparse.Namespace) -> None:
         console.out.print(table)
     guards.require(outcomes)
     console.done(
-        f"{len(outcomes)} guards of {len(patches.patches)} patches fail without their patch and pass with it."
+        f"{len(outcomes)} guards of {len({o.patch for o in outcomes})} patches fail without their patch and pass with it."
     )
+
+
+def _as_data(outcome: guards.Outcome) -> dict[str, Any]:
+    facts = asdict(outcome)
+    facts.pop("output")
+    return {**facts, "guard": str(outcome.guard), "discriminates": outcome.discriminates}

@@ -5,26 +5,28 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import clone, move, reach
+from scripts.series import clone, landed, reach
 from scripts.source import kernel_set, matrix
 
 if TYPE_CHECKING:
     import argparse
 
+    from scripts.series.model import Series
+
+
+_PREFIX = "csrc/flash_attn/"
+
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(
-        commands,
-        "patches",
-        "list the patches: what each is for, touches and guards, and which others it needs",
-    )
+    parser = arguments.series_parser(commands, "patches")
     parser.add_argument(
         "patch",
         metavar="PATCH",
@@ -44,7 +46,7 @@ def _run(options: argparse.Namespace) -> None:
         names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
         graph = {
             names[c]: sorted(names[n] for n in needed)
-            for c, needed in move.needs(repository, commits).items()
+            for c, needed in landed.needs(repository, commits).items()
         }
     if options.json:
         console.result(
@@ -66,24 +68,28 @@ def _run(options: argparse.Namespace) -> None:
             }
         )
         return
-    table = Table(
-        "patch", "feature", "Upstream-Status", "files", "+", "−", "needs", "guards", show_lines=True
+    console.out.print(_table(patches, graph))
+    console.note(
+        f"files are under {_PREFIX}, or where they name a folder; nox -s patches -- PATCH has the guards"
     )
+    console.note(f"digest {applied.digest}, base {applied.base}")
+
+
+def _table(patches: Series, graph: dict[str, list[str]]) -> Table:
+    """A row a patch, which 80 columns hold without cutting a name."""
+    table = Table(show_lines=True)
+    for column in ("patch", "files", "lines", "needs"):
+        table.add_column(column, overflow="fold")
     for p in patches.patches:
-        files = "\n".join(f"{f.path}{' (new)' if f.is_new else ''}" for f in p.files)
+        names = (f"{f.path.removeprefix(_PREFIX)}{' (new)' if f.is_new else ''}" for f in p.files)
         added, removed = sum(f.added for f in p.files), sum(f.removed for f in p.files)
         table.add_row(
-            f"{p.number} {p.subject}",
-            p.feature,
-            p.upstream_status,
-            files,
-            str(added),
-            str(removed),
-            ", ".join(graph[p.number]) or "–",
-            "\n".join(p.guards),
+            f"{p.number} {p.subject}\n{p.feature}, {p.upstream_status.partition(' ')[0]}",
+            "\n".join(names),
+            f"+{added} −{removed}",
+            "\n".join(graph[p.number]) or "–",
         )
-    console.out.print(table)
-    console.note(f"digest {applied.digest}, base {applied.base}")
+    return table
 
 
 def _reach(options: argparse.Namespace) -> None:
@@ -132,5 +138,7 @@ def _reach(options: argparse.Namespace) -> None:
             ]
         ),
     )
+    table.add_row("Upstream-Status", escape(patch.upstream_status))
+    table.add_row("guards", escape("\n".join(patch.guards)))
     table.add_row("tests", "\n".join(found.tests) or "none named by its guards or message")
     console.out.print(table)

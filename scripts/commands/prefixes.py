@@ -14,14 +14,10 @@ from scripts.series import clone, prefixes
 
 def add(commands: Any) -> None:
     """The two sub-parsers; each sets ``run``."""
-    for name, run, text in (
-        ("each", _each, "run a command on upstream and after every patch"),
-        ("bisect", _bisect, "find the first patch with which a command fails"),
-    ):
-        parser = arguments.sub_parser(
+    for name, run in (("each", _each), ("bisect", _bisect)):
+        parser = arguments.series_parser(
             commands,
             name,
-            text,
             "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: cannot be tested.",
         )
         parser.add_argument(
@@ -41,9 +37,10 @@ def _each(options: argparse.Namespace) -> None:
         runs = prefixes.each(patches, applied, options.run_command, layout.BUILD / "tmp")
     if options.json:
         console.result([asdict(r) for r in runs])
-    if failed := next((r for r in runs if not r.passed and r.status != prefixes.UNTESTABLE), None):
-        what = "upstream itself, without any patch" if failed is runs[0] else failed.patch
-        raise SeriesError(f"it fails on {what} (status {failed.status}).")
+    failed = [run for run in runs if not run.passed and run.status != prefixes.UNTESTABLE]
+    if failed:
+        listed = "\n".join(f"    {run.what} (status {run.status})" for run in failed)
+        raise SeriesError(f"it fails on {len(failed)} of {len(runs)}:\n{listed}")
     if untested := [r.patch for r in runs if not r.passed]:
         raise SeriesError(
             f"it could not be tested (125) on {', '.join(untested)}; it passes on the other {len(runs) - len(untested)}."
@@ -56,7 +53,8 @@ def _bisect(options: argparse.Namespace) -> None:
         first, runs = prefixes.bisect(patches, applied, options.run_command, layout.BUILD / "tmp")
     if options.json:
         console.result({"first_failing": first, "runs": [asdict(r) for r in runs]})
-    if first is None:
-        console.done("It passes on the whole series; nothing to look for.")
-    else:
-        raise SeriesError(f"{first} is the first patch with which it fails.")
+    console.done(
+        "It passes on the whole series; nothing to look for."
+        if first is None
+        else f"{first} is the first patch with which it fails."
+    )

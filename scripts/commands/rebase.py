@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.commands import arguments
-from scripts.commands.export import files_in_words
-from scripts.series import model, tree
+from scripts.series import model, move, tree
 from scripts.series.rebase import Rebase
 from scripts.source import matrix, releases, upstream
 from scripts.wheels.compiling import compile_alone
@@ -21,11 +20,8 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(
-        commands,
-        "rebase",
-        "move the series to another release of upstream",
-        "Stops where a person must look, and says what to do next.",
+    parser = arguments.series_parser(
+        commands, "rebase", "Stops where a person must look, and says what to do next."
     )
     parser.add_argument(
         "version",
@@ -98,13 +94,13 @@ def _tell(report: Report) -> None:
     console.step(f"Rebased from {report.old} to {report.new}")
     for done in report.done:
         console.note(f"{done.patch}: {f'skipped: {done.reason}' if done.reason else done.outcome}")
-        for line in done.evidence:
+        for line in move.summary(done.evidence):
             console.note(f"    {line}")
     console.step("What changed in the patches themselves (git range-diff, old against new)")
     for line in report.range_diff.splitlines():
         console.note(line)
     console.note(
-        f"patches/: {files_in_words(report) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name {report.new}"
+        f"patches/: {_counted_files(report) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name {report.new}"
     )
     console.note(report.submodule)
     console.step("Next")
@@ -121,3 +117,9 @@ def _tell(report: Report) -> None:
         "nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; then git add patches wheel_matrix.toml CHANGES.md upstream, and git commit"
     )
     console.done(f"The series stands on {report.new}.")
+
+
+def _counted_files(report: Report) -> str:
+    """How many files of patches/ were written and removed; git status names them. Empty for none."""
+    counts = [("wrote", len(report.written)), ("removed", len(report.removed))]
+    return ", ".join(f"{verb} {count} file{'s' * (count > 1)}" for verb, count in counts if count)

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.series import move
+from scripts.base import console
+from scripts.series import landed, move
 from scripts.series.move import Move, Outcome
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from scripts.base.git import Repository
     from scripts.series.model import Patch, Series
     from scripts.series.move import Workspace
-    from scripts.source.matrix import Upstream
+    from scripts.source.matrix_tables import Upstream
     from scripts.source.releases import Release
     from scripts.source.upstream import Checkout
 
@@ -32,36 +33,38 @@ def forecast(
         git: upstream's repository with the old and the new commit, where there is one, for patch-ids.
     """
     repository, commits = space.repository, space.commits
-    graph = move.needs(repository, commits)
+    graph = landed.needs(repository, commits)
     names = {commit: patch.name for commit, patch in zip(commits, patches, strict=True)}
-    there = move.landed(space, patches)
-    ids = move.landed_in(git[0], space, git[1], git[2]) if git else {}
+    there = landed.landed(space, patches)
+    ids = landed.landed_in(git[0], space, git[1], git[2]) if git else {}
     moves: list[Move] = []
     stuck: set[str] = set()
-    for commit in commits:
-        name = names[commit]
-        outcome, evidence = there.get(name, (None, ""))
-        if commit in ids:
-            moves.append(
-                Move(
-                    name,
-                    Outcome.LANDED_IDENTICAL,
-                    (f"upstream's commit {ids[commit]} has the same patch-id",),
+    with console.steps("patches", len(commits)) as advance:
+        for commit in commits:
+            name = names[commit]
+            advance(name)
+            outcome, evidence = there.get(name, (None, ""))
+            if commit in ids:
+                moves.append(
+                    Move(
+                        name,
+                        Outcome.LANDED_IDENTICAL,
+                        (f"upstream's commit {ids[commit]} has the same patch-id",),
+                    )
                 )
-            )
-            continue
-        if outcome is Outcome.LANDED_IDENTICAL:
-            moves.append(Move(name, outcome, (evidence,)))
-            continue
-        if blockers := sorted(names[c].partition("-")[0] for c in graph[commit] & stuck):
-            stuck.add(commit)
-            moves.append(Move(name, Outcome.NOT_TRIED, (f"it needs {', '.join(blockers)}",)))
-            continue
-        step = move.pick(space, commit)
-        moves.append(move.judge(name, step, there.get(name)))
-        if repository.attempt("rev-parse", "--verify", "--quiet", "CHERRY_PICK_HEAD")[0] == 0:
-            stuck.add(commit)
-            move.abandon(space)
+                continue
+            if outcome is Outcome.LANDED_IDENTICAL:
+                moves.append(Move(name, outcome, (evidence,)))
+                continue
+            if blockers := sorted(names[c].partition("-")[0] for c in graph[commit] & stuck):
+                stuck.add(commit)
+                moves.append(Move(name, Outcome.NOT_TRIED, (f"it needs {', '.join(blockers)}",)))
+                continue
+            step = move.pick(space, commit)
+            moves.append(move.judge(name, step, there.get(name)))
+            if repository.attempt("rev-parse", "--verify", "--quiet", "CHERRY_PICK_HEAD")[0] == 0:
+                stuck.add(commit)
+                move.abandon(space)
     return moves
 
 

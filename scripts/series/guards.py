@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from elftools.elf.sections import SymbolTableSection
 from pygments.lexers import CudaLexer, PythonLexer
 from pygments.token import Comment, String
 
-from scripts.base import layout
+from scripts.base import console, layout
 from scripts.base.errors import GuardError, SeriesError
 from scripts.base.git import Repository
 from scripts.base.process import last_lines
@@ -31,7 +31,7 @@ from scripts.base.process import last_lines
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from scripts.series.model import Series
+    from scripts.series.model import Patch, Series
     from scripts.series.tree import Commits
 
     Compiler = Callable[[Path, str], Path]  # a tree and a file of it; the object
@@ -68,6 +68,7 @@ class Outcome:
     after: bool
     whole: bool
     there: bool = True  # the file that it names, in the tree with the patch
+    output: str = ""  # of a test that failed with the patch, or passed without it
 
     @property
     def discriminates(self) -> bool:
@@ -180,8 +181,8 @@ def _extract(repository: Repository, commit: str, names: list[str], target: Path
             tar.extractall(target, filter="data")
 
 
-def check_test(guard: Guard, repository: Repository, commit: str) -> bool:
-    """Whether a named test passes with ``--tree`` at a copy of this commit (without cutlass).
+def check_test(guard: Guard, repository: Repository, commit: str) -> tuple[bool, str]:
+    """Whether a named test passes with ``--tree`` at a copy of this commit (without cutlass), and what pytest said.
 
     Raises:
         GuardError: pytest neither passed nor failed: there is no such test, or it cannot start.
@@ -210,16 +211,19 @@ def check_test(guard: Guard, repository: Repository, commit: str) -> bool:
         raise GuardError(
             f"guard {guard}: pytest exited with {done.returncode}.\n{last_lines(done.stdout + done.stderr)}"
         )
-    return done.returncode == 0
+    return done.returncode == 0, last_lines(done.stdout + done.stderr)
 
 
-def run(series: Series, tree: Commits, compiler: Compiler | None = None) -> list[Outcome]:
-    """Run every guard of the series both ways.
+def run(
+    series: Series, tree: Commits, compiler: Compiler | None = None, only: int | None = None
+) -> list[Outcome]:
+    """Run the guards of the series both ways, telling how far it is.
 
     Args:
         series: the patches.
         tree: the whole series, applied.
         compiler: compiles a file of a tree, for guards that ask for a compiled symbol.
+        only: the place of the one patch whose guards are run; None: all.
 
     Raises:
         SeriesError: the tree is not of these patches.
@@ -231,32 +235,59 @@ def run(series: Series, tree: Commits, compiler: Compiler | None = None) -> list
         raise SeriesError(
             f"{tree.root} has {len(commits)} commits for {len(series.patches)} patches; run nox -s apply."
         )
+    checks = [
+        (patch.name, guard, before, commit)
+        for place, (patch, before, commit) in enumerate(
+            zip(series.patches, [tree.base, *commits], commits, strict=False)
+        )
+        if only in (None, place)
+        for guard in _guards_of(patch)
+    ]
     outcomes = []
-    before = tree.base
-    for patch, commit in zip(series.patches, commits, strict=True):
-        if not patch.guards:
-            raise GuardError(
-                f"{patch.name} declares no guard; add a trailer 'Guard: …' to its message: {KINDS}."
-            )
-        for text in patch.guards:
-            try:
-                guard = parse(text)
-            except ValueError as e:
-                raise GuardError(f"{patch.name}: Guard {text!r}: {e}.") from e
-
-            def check(at: str, guard: Guard = guard) -> bool:
-                if guard.kind == "compiled":
-                    return check_compiled(guard, repository, at, compiler)
-                return (check_test if guard.kind == "test" else check_file)(guard, repository, at)
-
+    with console.steps("guards", len(checks)) as advance:
+        for name, guard, before, commit in checks:
             there = guard.kind == "test" or guard.path in repository.files(commit, "--", guard.path)
-            without, with_it, whole = map(check, (before, commit, tree.commit))
-            outcomes.append(Outcome(patch.name, guard, without, with_it, whole, there))
-        before = commit
+            without, with_it, whole = (
+                _check(guard, repository, at, compiler) for at in (before, commit, tree.commit)
+            )
+            wrong = next((said for passed, said in (with_it, whole) if not passed), without[1])
+            outcome = Outcome(name, guard, without[0], with_it[0], whole[0], there)
+            outcomes.append(outcome if outcome.discriminates else replace(outcome, output=wrong))
+            advance(name)
     return outcomes
 
 
+def _guards_of(patch: Patch) -> list[Guard]:
+    if not patch.guards:
+        raise GuardError(f"{patch.name} declares no guard; add a trailer 'Guard: …' to its message: {KINDS}.")
+    guards = []
+    for text in patch.guards:
+        try:
+            guards.append(parse(text))
+        except ValueError as e:
+            raise GuardError(f"{patch.name}: Guard {text!r}: {e}.") from e
+    return guards
+
+
+def _check(guard: Guard, repository: Repository, commit: str, compiler: Compiler | None) -> tuple[bool, str]:
+    """Whether a guard passes on a commit, and what its test said."""
+    if guard.kind == "test":
+        return check_test(guard, repository, commit)
+    if guard.kind == "compiled":
+        return check_compiled(guard, repository, commit, compiler), ""
+    return check_file(guard, repository, commit), ""
+
+
 def require(outcomes: list[Outcome]) -> None:
-    """Raise a GuardError that names every guard that does not discriminate."""
-    if faults := [f"{o.patch}: guard {o.guard} {o.fault}." for o in outcomes if not o.discriminates]:
+    """Raise a GuardError that names every guard that does not discriminate, with what its test said."""
+    faults = []
+    for outcome in outcomes:
+        if not outcome.discriminates:
+            said = f"\n{outcome.output}" if outcome.output else ""
+            number = outcome.patch.partition("-")[0]
+            faults.append(
+                f"{outcome.patch}: guard {outcome.guard} {outcome.fault}. "
+                f"Alone: nox -s guards -- {number}{said}"
+            )
+    if faults:
         raise GuardError("\n".join(faults))

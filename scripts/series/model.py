@@ -6,6 +6,7 @@ line, with comments after ``#``.
 
 from __future__ import annotations
 
+import codecs
 import email.policy
 import hashlib
 import re
@@ -116,16 +117,13 @@ def text_of(path: Path) -> str:
         raise SeriesError(f"{path}: no such file. Take it back (git checkout -- {path}).") from e
     except OSError as e:
         raise SeriesError(f"{path}: {e.strerror}.") from e
+    if content.startswith(codecs.BOM_UTF8):
+        raise SeriesError(f"{path}:1: starts with a byte order mark; save the file as UTF-8 without one.")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as e:
         line = content[: e.start].count(b"\n") + 1
         raise SeriesError(f"{path}:{line}: not UTF-8: {e.reason} (byte {content[e.start]:#04x}).") from e
-
-
-def _line_of(text: str, pattern: str) -> int:
-    found = re.search(pattern, text, re.MULTILINE)
-    return text[: found.start()].count("\n") + 1 if found else 1
 
 
 def damaged(path: Path, flaw: str) -> str:
@@ -157,7 +155,8 @@ def parse_patch(path: Path) -> Patch:
     text = text_of(path)
     if "\r\n" in text.partition("\n\n")[0]:
         raise SeriesError(
-            f"{path}:1: lines end with carriage returns; write the file with line feeds (an editor, or core.autocrlf, changed them)."
+            f"{path}:1: lines end with carriage returns; write the file with line feeds "
+            "(an editor, or core.autocrlf, changed them)."
         )
     message = BytesParser(policy=email.policy.default).parsebytes(text.encode())
     subject = re.sub(r"^\[PATCH[^\]]*\] *", "", str(message["Subject"] or "").replace("\n", ""))
@@ -173,6 +172,22 @@ def parse_patch(path: Path) -> Patch:
             f"{path}:{text.count(chr(10)) + 1}: no diff after the message, or a line '---' within the message."
         )
     first = head.count("\n") + 3  # the line that the message's body starts in
+    prose, trailers = _prose_and_trailers(path, body, first)
+    start = text.index("diff --git ", len(head) + len(body))
+    return Patch(
+        path.name,
+        text.encode(),
+        subject,
+        prose,
+        _trailer(path, body, first, trailers, "Upstream-Status"),
+        _trailer(path, body, first, trailers, "Feature"),
+        tuple(value for _, value in trailers["Guard"]),
+        _files(path, text, start),
+    )
+
+
+def _prose_and_trailers(path: Path, body: str, first: int) -> tuple[str, dict[str, list[tuple[int, str]]]]:
+    """A message's text, and the lines and values of its trailers by name; ``first`` is the line it starts in."""
     trailers: dict[str, list[tuple[int, str]]] = {"Upstream-Status": [], "Feature": [], "Guard": []}
     prose = []
     for number, line in enumerate(body.split("\n"), first):
@@ -184,37 +199,30 @@ def parse_patch(path: Path) -> Patch:
             )
         else:
             prose.append(line)
-    end = first + body.count("\n")
-    for name, known in (("Upstream-Status", STATUSES), ("Feature", " or ".join(FEATURES))):
-        if not trailers[name]:
-            near = [
-                i
-                for i, line in enumerate(body.split("\n"), first)
-                if line.lower().startswith(f"{name.lower()}:")
-            ]
-            spelling = f" (line {near[0]} spells it otherwise)" if near else ""
-            raise SeriesError(
-                f"{path}:{end}: the message has no trailer {name}{spelling}; add a line '{name}: …' at its end: {known}."
-            )
-        if len(trailers[name]) > 1:
-            raise SeriesError(f"{path}:{trailers[name][1][0]}: a second trailer {name}; one is enough.")
-    (line_status, status), (line_feature, feature) = trailers["Upstream-Status"][0], trailers["Feature"][0]
-    if not _STATUS.fullmatch(status):
-        raise SeriesError(f"{path}:{line_status}: Upstream-Status {status!r} is not {STATUSES}.")
-    if feature not in FEATURES:
-        raise SeriesError(f"{path}:{line_feature}: Feature {feature!r} is none of {', '.join(FEATURES)}.")
-    guards = tuple(value for _, value in trailers["Guard"])
-    start = text.index("diff --git ", len(head) + len(body))
-    return Patch(
-        path.name,
-        text.encode(),
-        subject,
-        "\n".join(prose).strip(),
-        status,
-        feature,
-        guards,
-        _files(path, text, start),
-    )
+    return "\n".join(prose).strip(), trailers
+
+
+def _trailer(path: Path, body: str, first: int, trailers: dict[str, list[tuple[int, str]]], name: str) -> str:
+    """The value of a trailer that a message must have once."""
+    if not trailers[name]:
+        spelt = (
+            i for i, line in enumerate(body.split("\n"), first) if line.lower().startswith(f"{name.lower()}:")
+        )
+        near = next(spelt, None)
+        spelling = f" (line {near} spells it otherwise)" if near else ""
+        choices = STATUSES if name == "Upstream-Status" else " or ".join(FEATURES)
+        raise SeriesError(
+            f"{path}:{first + body.count(chr(10))}: the message has no trailer {name}{spelling}; "
+            f"add a line '{name}: …' at its end: {choices}."
+        )
+    if len(trailers[name]) > 1:
+        raise SeriesError(f"{path}:{trailers[name][1][0]}: a second trailer {name}; one is enough.")
+    line, value = trailers[name][0]
+    if name == "Upstream-Status" and not _STATUS.fullmatch(value):
+        raise SeriesError(f"{path}:{line}: Upstream-Status {value!r} is not {STATUSES}.")
+    if name == "Feature" and value not in FEATURES:
+        raise SeriesError(f"{path}:{line}: Feature {value!r} is none of {', '.join(FEATURES)}.")
+    return value
 
 
 @dataclass(frozen=True)

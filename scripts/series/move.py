@@ -14,8 +14,6 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unidiff.patch import PatchSet
-
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.series import tree as work_tree
@@ -23,8 +21,8 @@ from scripts.series import tree as work_tree
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scripts.series.model import Patch, Series
-    from scripts.source.matrix import Upstream
+    from scripts.series.model import Series
+    from scripts.source.matrix_tables import Upstream
     from scripts.source.releases import Release
     from scripts.source.upstream import Checkout
 
@@ -43,6 +41,21 @@ class Outcome(str, Enum):
     SOURCE_RENAMED = "source-renamed"  # a file it touches has another name
     SOURCE_DELETED = "source-deleted"  # a file it touches is gone
     EMPTY = "empty"  # the merge leaves nothing, and nothing shows that upstream has it
+
+    @property
+    def meaning(self) -> str:
+        """In words, for --help."""
+        return {
+            Outcome.CLEAN: "applies exactly",
+            Outcome.OFFSET: "merges; hunks moved, or lines around them changed",
+            Outcome.CONFLICT: "a person must resolve it",
+            Outcome.NOT_TRIED: "needs a patch that does not move",
+            Outcome.LANDED_IDENTICAL: "upstream has it",
+            Outcome.LANDED_MODIFIED: "upstream has most of it",
+            Outcome.SOURCE_RENAMED: "a file it touches has another name",
+            Outcome.SOURCE_DELETED: "a file it touches is gone",
+            Outcome.EMPTY: "the merge leaves nothing, and nothing shows that upstream has it",
+        }[self]
 
     @property
     def moves(self) -> bool:
@@ -90,119 +103,6 @@ def workspace(folder: Path, series: Series, pin: Upstream, checkout: Checkout, r
     return Workspace(repository, applied.base, applied.commit, new_base, pin.version, release.name)
 
 
-# --- which patch needs which ---
-
-
-def needs(repository: Repository, commits: Sequence[str]) -> dict[str, frozenset[str]]:
-    """For each commit the earlier ones whose lines it changes or stands beside, or whose new files it includes."""
-    made: dict[str, str] = {}
-    found: dict[str, frozenset[str]] = {}
-    for commit in commits:
-        parsed = PatchSet(repository.diff_of(commit).decode("utf-8"))
-        mine: set[str] = set()
-        for file in parsed:
-            if file.is_added_file:
-                made[file.path] = commit
-            else:
-                ranges = [
-                    f"-L{hunk.source_start},+{hunk.source_length}" for hunk in file if hunk.source_length
-                ]
-                if ranges:
-                    blamed = repository.run(
-                        "blame", "--porcelain", *ranges, f"{commit}^", "--", file.path, writes=False
-                    )
-                    mine |= set(re.findall(r"^([0-9a-f]{40}) \d+ \d+", blamed, re.MULTILINE))
-            text = "\n".join(line.value for hunk in file for line in hunk if line.is_added)
-            for path, maker in made.items():
-                stem = path.rsplit("/", 1)[-1]
-                module = path.removesuffix(".py").replace("/", ".")
-                if f'#include "{stem}"' in text or re.search(rf"(from|import) {re.escape(module)}\b", text):
-                    mine.add(maker)
-        found[commit] = frozenset(mine & set(commits) - {commit})
-    return found
-
-
-# --- landed ---
-
-
-def _patch_files(repository: Repository, commit: str, folder: Path) -> tuple[Path, list[Path]]:
-    """A commit's diff as one file, and each of its substantial hunks as one."""
-    whole = folder / f"{commit}.diff"
-    whole.write_bytes(repository.diff_of(commit))
-    hunks: list[Path] = []
-    for file in PatchSet(whole.read_text(encoding="utf-8")):
-        header = str(file).split("\n@@", 1)[0]
-        for hunk in file:
-            # A hunk that adds a brace or only removes lines would reverse-apply to many a file by chance.
-            if not any(line.is_added and len(re.sub(r"\W", "", line.value)) >= 8 for line in hunk):
-                continue
-            path = folder / f"{commit}.{len(hunks)}.diff"
-            path.write_text(f"{header}\n{hunk}", encoding="utf-8")
-            hunks.append(path)
-    return whole, hunks
-
-
-def _reverses(repository: Repository, patch: Path) -> bool:
-    status, _, _ = repository.attempt("apply", "--reverse", "--check", "--whitespace=nowarn", str(patch))
-    return status == 0
-
-
-def landed(space: Workspace, patches: Sequence[Patch]) -> dict[str, tuple[Outcome, str]]:
-    """The patches whose changes the new base has, by reverse application from the last to the first.
-
-    A patch that is there whole is taken out of the files before the one below it is looked for. The work tree
-    is the new base's, before and after.
-    """
-    repository, found = space.repository, {}
-    with tempfile.TemporaryDirectory(prefix="fa2-landed-") as folder:
-        for commit, patch in reversed(list(zip(space.commits, patches, strict=True))):
-            whole, hunks = _patch_files(repository, commit, Path(folder))
-            if _reverses(repository, whole) and hunks:
-                repository.run("apply", "--reverse", "--whitespace=nowarn", str(whole))
-                found[patch.name] = (
-                    Outcome.LANDED_IDENTICAL,
-                    f"the whole patch reverse-applies to {space.new_name}",
-                )
-                continue
-            there = sum(_reverses(repository, hunk) for hunk in hunks)
-            if there:
-                evidence = f"{there} of its {len(hunks)} hunks reverse-apply to {space.new_name}"
-                found[patch.name] = (
-                    Outcome.LANDED_MODIFIED if 2 * there > len(hunks) else Outcome.CONFLICT,
-                    evidence,
-                )
-    repository.discard(space.new_base)
-    return found
-
-
-def landed_in(upstream: Repository, space: Workspace, old: str, new: str) -> dict[str, str]:
-    """The series' commits whose patch-id a commit of upstream's between two commits has: series commit to upstream's."""
-    wanted = {_patch_id(space.repository, commit): commit for commit in space.commits}
-    touched = sorted(
-        {
-            name
-            for c in space.commits
-            for name in space.repository.run("diff-tree", "--no-commit-id", "-r", "--name-only", c).split(
-                "\n"
-            )
-        }
-    )
-    found = {}
-    for commit in upstream.run(
-        "rev-list", "--no-merges", f"{old}..{new}", "--", *touched, writes=False
-    ).split():
-        if (mine := wanted.get(_patch_id(upstream, commit))) is not None:
-            found[mine] = upstream.run("log", "-1", "--format=%h %s", commit, writes=False)
-    return found
-
-
-def _patch_id(repository: Repository, commit: str) -> str:
-    with tempfile.TemporaryDirectory(prefix="fa2-id-") as folder:
-        diff = Path(folder) / "diff"
-        diff.write_bytes(repository.diff_of(commit))
-        return repository.run("patch-id", "--stable", writes=False, stdin=diff).split(" ")[0]
-
-
 # --- one step ---
 
 
@@ -243,6 +143,32 @@ def pick(space: Workspace, commit: str) -> Step:
     raise SeriesError(f"git cherry-pick {commit} in {repository.root} exited with {status}:\n{err or out}")
 
 
+def _counted(lines: int) -> str:
+    """A distance in lines.
+
+    >>> _counted(1), _counted(-2)
+    ('1 line', '-2 lines')
+    """
+    return f"{lines} line{'' if abs(lines) == 1 else 's'}"
+
+
+def summary(evidence: Sequence[str]) -> tuple[str, ...]:
+    """The same for people: hunks that moved are counted.
+
+    >>> summary(["a.h:7: hunk 1 moved by 2 lines", "a.h:9: hunk 2 moved by 2 lines", "b.h:1: conflict"])
+    ('b.h:1: conflict', '2 hunks moved by 2 lines')
+    >>> summary(["a.h:7: hunk 1 moved by 1 line", "a.h:9: hunk 2 moved by -4 lines"])
+    ('2 hunks moved by -4 to 1 lines',)
+    """
+    moved = [int(m[1]) for line in evidence if (m := re.search(r": hunk \d+ moved by (-?\d+) lines?$", line))]
+    rest = [line for line in evidence if not re.search(r": hunk \d+ moved by -?\d+ lines?$", line)]
+    if not moved:
+        return tuple(rest)
+    least, most = min(moved), max(moved)
+    distance = _counted(least) if least == most else f"{least} to {most} lines"
+    return (*rest, f"{len(moved)} hunk{'' if len(moved) == 1 else 's'} moved by {distance}")
+
+
 def _offsets(repository: Repository, commit: str) -> list[str]:
     """Why a commit's diff does not apply exactly to HEAD; empty when it does."""
     with tempfile.TemporaryDirectory(prefix="fa2-exact-") as folder:
@@ -254,7 +180,7 @@ def _offsets(repository: Repository, commit: str) -> list[str]:
         if match := re.match(r"Checking patch (\S+?)(?: =>.*)?\.\.\.", line):
             file = match[1]
         elif match := re.match(r"Hunk #(\d+) succeeded at (\d+) \(offset (-?\d+) lines?\)", line):
-            lines.append(f"{file}:{match[2]}: hunk {match[1]} moved by {match[3]} lines")
+            lines.append(f"{file}:{match[2]}: hunk {match[1]} moved by {_counted(int(match[3]))}")
         elif match := re.match(r"error: patch failed: (\S+):(\d+)", line):
             lines.append(f"{match[1]}:{match[2]}: the lines around a change are others; merged")
     return lines or (["it does not apply as it is; merged"] if status else [])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 UNTESTABLE = 125  # an exit status, as in git bisect run
 NOT_FOUND = 127
+_BASE = "base"  # upstream alone
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,14 @@ class Run:
         """Whether it succeeded."""
         return self.status == 0
 
+    @property
+    def what(self) -> str:
+        """The prefix in words."""
+        return "upstream itself, without any patch" if self.patch == _BASE else self.patch
+
 
 def _runner(series: Series, tree: Commits, command: str, folder: Path) -> Callable[[int], Run]:
-    names = ["base", *(p.name for p in series.patches)]
+    names = [_BASE, *(p.name for p in series.patches)]
     origin = Repository(tree.root, SeriesError)
     commits = [tree.base, *origin.commits(tree.base, tree.commit)]
     origin.run("clone", "--quiet", "--shared", "--no-checkout", str(tree.root), str(folder), writes=False)

@@ -14,7 +14,7 @@ from scripts.base import console, pip
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
 from scripts.source import upstream
-from scripts.source.matrix import UNKNOWN, Upstream
+from scripts.source.matrix_tables import UNKNOWN, Upstream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,23 +74,9 @@ def _sdist(matrix: Matrix, version: str, sha256: str, how: str, cache: Path) -> 
     return Release(pin, upstream.from_sdist(pin, cache, how), how)
 
 
-def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
-    """A tag or commit of the submodule, fetched where it is not there; None when there is no such thing."""
-    repository = Repository(folder, UpstreamError)
-    if not repository.is_top_level():
-        return None
-    candidates = [name, f"v{name}"]
-    resolved = _commit(repository, candidates)
-    if resolved is None:
-        console.note(f"{name} is not in the submodule; fetching its remote's tags")
-        repository.attempt("fetch", "--quiet", "--tags", "origin")
-        resolved = _commit(repository, candidates)
-    if resolved is None and re.fullmatch("[0-9a-f]{40}", name):
-        repository.attempt("fetch", "--quiet", "origin", name)
-        resolved = _commit(repository, candidates)
-    if resolved is None:
-        return None
-    tag, commit = resolved
+def _cutlass(repository: Repository, name: str, commit: str) -> str:
+    """The commit of cutlass that a release needs, fetched where it is not there."""
+    folder = repository.root
     entry = repository.run("ls-tree", commit, upstream.CUTLASS, writes=False).split()
     if entry[:1] != ["160000"]:
         raise UpstreamError(
@@ -108,6 +94,27 @@ def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
             raise UpstreamError(
                 f"{name} needs cutlass {cutlass}, which the remote of {headers.root} does not give."
             )
+    return cutlass
+
+
+def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
+    """A tag or commit of the submodule, fetched where it is not there; None when there is no such thing."""
+    repository = Repository(folder, UpstreamError)
+    if not repository.is_top_level():
+        return None
+    candidates = [name, f"v{name}"]
+    resolved = _commit(repository, candidates)
+    if resolved is None:
+        console.note(f"{name} is not in the submodule; fetching its remote's tags")
+        repository.attempt("fetch", "--quiet", "--tags", "origin")
+        resolved = _commit(repository, candidates)
+    if resolved is None and re.fullmatch("[0-9a-f]{40}", name):
+        repository.attempt("fetch", "--quiet", "origin", name)
+        resolved = _commit(repository, candidates)
+    if resolved is None:
+        return None
+    tag, commit = resolved
+    cutlass = _cutlass(repository, name, commit)
     text = repository.read(f"{commit}:flash_attn/__init__.py").decode("utf-8")
     version = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
     if version is None:
@@ -166,11 +173,18 @@ def find(
             raise UpstreamError(
                 f"--source git: the submodule {folder.name} is not initialised, or neither it nor its remote has {name}."
             )
+    return _by_version(matrix, name, cache)
+
+
+def _by_version(matrix: Matrix, name: str, cache: Path) -> Release:
+    """A release from its sdist: the pin's, one of the matrix, or one that the package index lists."""
+    distribution = matrix.upstream.distribution
     try:
         version = str(Version(name))
     except InvalidVersion as e:
         raise UpstreamError(
-            f"{name!r} is no version, and tags and commits need the submodule (git submodule update --init upstream) and a remote that has them."
+            f"{name!r} is no version, and tags and commits need the submodule "
+            "(git submodule update --init upstream) and a remote that has them."
         ) from e
     if version == matrix.upstream.version:
         return _sdist(matrix, version, matrix.upstream.sdist_sha256, "the pin", cache)
@@ -180,11 +194,13 @@ def find(
     if version not in listed:
         newest = list(listed)[-8:]
         raise UpstreamError(
-            f"the package index has no sdist of {distribution} {version}; the newest of its {len(listed)} are {', '.join(newest)}."
+            f"the package index has no sdist of {distribution} {version}; "
+            f"the newest of its {len(listed)} are {', '.join(newest)}."
         )
     sha256 = listed[version]
     if sha256 is None:
         raise UpstreamError(
-            f"the package index gives no sha256 for {distribution} {version}; put its hash into [releases] of wheel_matrix.toml after looking at the file."
+            f"the package index gives no sha256 for {distribution} {version}; "
+            "put its hash into [releases] of wheel_matrix.toml after looking at the file."
         )
     return _sdist(matrix, version, sha256, "the sha256 that the package index gives", cache)

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, cast
 import httpx2
 from unearth.errors import UnpackError
 
-from scripts.base import console, layout
+from scripts.base import console, files, layout
 from scripts.base.errors import UpstreamError
 from scripts.base.fetch import OtherContentError, fetch, sha256
 from scripts.base.git import Repository
 from scripts.base.pip import PipConfig
-from scripts.source.matrix import UNKNOWN
+from scripts.source.matrix_tables import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from unearth.fetchers import Fetcher
 
-    from scripts.source.matrix import Upstream
+    from scripts.source.matrix_tables import Upstream
 
 CUTLASS = "csrc/cutlass"
 _IN_SDIST = (
@@ -255,11 +255,28 @@ def find(pin: Upstream, folder: Path, cache: Path, source: Source = Source.AUTO)
     return from_sdist(pin, cache, why)
 
 
+def _edited(folder: Path) -> str:
+    """The first files that were changed in the submodule or its cutlass, in words; empty for none."""
+    names = [
+        f"{prefix}{line[3:]}"
+        for path, prefix in ((folder, ""), (folder / CUTLASS, f"{CUTLASS}/"))
+        for line in Repository(path, UpstreamError)
+        .run("status", "--porcelain", "--ignore-submodules=all", writes=False)
+        .splitlines()
+    ]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def pinned(pin: Upstream, source: Source) -> Checkout:
     """The release that this repository pins, telling where it comes from."""
     console.step(f"Upstream {pin.version}")
     checkout = find(pin, layout.UPSTREAM, layout.cache("sdist"), source)
     console.note(f"from {checkout.source.value}: {checkout.why}")
+    if checkout.source is Source.GIT and (edited := _edited(layout.UPSTREAM)):
+        console.warn(
+            f"{layout.UPSTREAM.name} has changes that are not committed ({edited}); they are not built. "
+            "A change belongs into a patch: make it in build/source, commit it there, and nox -s export."
+        )
     return checkout
 
 
@@ -268,7 +285,8 @@ def materialise(checkout: Checkout, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=target.name + "."))
     try:
-        checkout.extract(aside)
+        with files.writing(target):
+            checkout.extract(aside)
         if not (aside / CUTLASS / "include/cutlass/cutlass.h").is_file():
             raise UpstreamError("upstream's source has no cutlass headers in csrc/cutlass/include.")
         shutil.rmtree(target, ignore_errors=True)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +29,8 @@ from scripts.wheels import compile_cache, toolchain
 from scripts.wheels.kernels import Compilation, Unit, command_of, digest, environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import TextIO
 
 _PRIOR = 300  # seconds for which the above count when the time left is told
 
@@ -100,7 +101,7 @@ def write_ninja(path: Path, work: Sequence[Work]) -> None:
                 writer.rule(f"{rule}{at}", command=steps, description="$source", generator=True)
         placed = [(place, at, unit) for at, (_, units) in enumerate(work) for place, unit in enumerate(units)]
         made: set[Path] = set()
-        for _, at, unit in sorted(placed, key=lambda one: one[:2]):
+        for _, at, unit in sorted(placed, key=lambda entry: entry[:2]):
             if unit.target in made:  # plans that do not differ in what it depends on
                 continue
             made.add(unit.target)
@@ -177,6 +178,26 @@ def compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
         return _compile_together(work, jobs)
 
 
+@dataclass
+class _Pace:
+    """How far a compile is, and the seconds that are left."""
+
+    seconds_left: float  # of CPU, as files were seen to take them
+    limit: int
+    seconds_done: float = 0.0
+    finished: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def finish(self, unit: Unit) -> float:
+        """Count a file as compiled; the seconds left."""
+        self.finished += 1
+        self.seconds_done += unit.seconds
+        self.seconds_left -= unit.seconds
+        # Before much is done the rate is what the files were seen to take, one job a core.
+        elapsed = time.monotonic() - self.started
+        return self.seconds_left * (elapsed + _PRIOR) / (self.seconds_done + _PRIOR * self.limit)
+
+
 def _compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
     plan, units = work[0][0], list({unit.target: unit for _, some in work for unit in some}.values())
     toolchain = plan.toolchain
@@ -189,18 +210,13 @@ def _compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
     ninja_file, log = plan.build / "ninja" / stamp / "build.ninja", logs / f"compile-{stamp}.log"
     write_ninja(ninja_file, work)
     limit, reason = job_limit(jobs, max(unit.memory for unit in units))
-    by_source = {unit.source: unit for unit in units}
-    started = time.monotonic()
     pending = [unit for unit in units if not unit.target.exists()]
     if pending:
         console.note(
             f"{len(pending)} of {len(units)} files to compile, {limit} at once ({reason}); log: {log}"
         )
-    left = sum(unit.seconds for unit in units)
-    work_done = 0.0
-    finished = 0
+    pace = _Pace(sum(unit.seconds for unit in pending), limit)
     command = [str(toolchain.ninja), "-C", str(ninja_file.parent), f"-j{limit}"]
-    left -= sum(unit.seconds for unit in units if unit not in pending)
     tail: list[str] = []
     with (
         compile_cache.server(toolchain, plan.build.parent, logs / f"cache-{stamp}.log") as cache,
@@ -208,28 +224,30 @@ def _compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
     ):
         env = {**environment(), **cache, "NINJA_STATUS": "[%f/%t] ", "TERM": "dumb"}
         with running_ninja(command, env, log, units) as ninja, log.open("a", encoding="utf-8") as record:
-            for line in ninja.stdout or ():
-                record.write(line)
-                tail.append(line.rstrip("\n"))
-                match = re.match(r"\[\d+/\d+\] (.+)$", line)
-                if not match or match[1] not in by_source:
-                    continue
-                unit = by_source[match[1]]
-                finished += 1
-                work_done += unit.seconds
-                left -= unit.seconds
-                # Before much is done the rate is what the files were seen to take, one job a core.
-                rate = (work_done + _PRIOR * limit) / (time.monotonic() - started + _PRIOR)
-                advance(Path(unit.source).name, left / rate)
+            for unit in _finished(ninja.stdout or (), units, record, tail):
+                advance(Path(unit.source).name, pace.finish(unit))
             status = ninja.wait()
         stats = compile_cache.stats(toolchain, cache) if status == 0 else compile_cache.Stats()
     if status != 0:
-        for one, _ in work:
-            one.tree.check_unchanged()
+        for compilation, _ in work:
+            compilation.tree.check_unchanged()
         raise CompileError(_failure(tail, log, status))
-    if pending and all(compile_cache.keeps(one) for one, _ in work):
+    if pending and all(compile_cache.keeps(compilation) for compilation, _ in work):
         compile_cache.check(stats, toolchain, pending)
-    return Compiled(objects, finished, time.monotonic() - started, stats.hits, stats.misses)
+    return Compiled(objects, pace.finished, time.monotonic() - pace.started, stats.hits, stats.misses)
+
+
+def _finished(
+    output: Iterable[str], units: Sequence[Unit], record: TextIO, tail: list[str]
+) -> Iterator[Unit]:
+    """The units that ninja says it compiled, one by one; all that it says goes into ``record`` and ``tail``."""
+    by_source = {unit.source: unit for unit in units}
+    for line in output:
+        record.write(line)
+        tail.append(line.rstrip("\n"))
+        match = re.match(r"\[\d+/\d+\] (.+)$", line)
+        if match and match[1] in by_source:
+            yield by_source[match[1]]
 
 
 def _failure(lines: list[str], log: Path, status: int) -> str:

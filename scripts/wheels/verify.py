@@ -6,8 +6,6 @@ it directly (docs in README.md).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -16,37 +14,39 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from scripts.base import console, files, pip
+from scripts.base import console, documents, files, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
-from scripts.base.git import Repository
 from scripts.base.process import run
-from scripts.series import model, tree
-from scripts.source import matrix, upstream
 from scripts.wheels import wheel
+from scripts.wheels.metadata import PROVENANCE
+from scripts.wheels.proof import Proof, Provenance, read_proof
 from scripts.wheels.toolchain import find_python
 from scripts.wheels.torch_environment import torch_for_cuda
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from scripts.source import upstream
 
-_NOT_VERIFIED = (
-    30  # tests/wheel/conftest.py exits with it when the GPU half did not run, or cases were chosen
-)
+# tests/wheel/conftest.py exits with it when the GPU half did not run, or cases were chosen.
+_NOT_VERIFIED = 30
 _PYTEST = "pytest>=8.4"
 UPSTREAM_TESTS = PurePosixPath("tests/test_flash_attn.py")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a wheel says of itself."""
+    """What a wheel says of itself, by its name and its provenance."""
 
     path: Path
     python: str
-    torch: str
-    info: dict[str, Any]
+    provenance: Provenance
+
+    @property
+    def torch(self) -> str:
+        """The version that it was built for."""
+        return self.provenance.torch
 
 
 def facts_of(path: Path) -> Facts:
@@ -64,89 +64,13 @@ def facts_of(path: Path) -> Facts:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
                 raise WheelError(f"{path}: {damaged} is damaged; build the wheel again.")
-            info = json.loads(archive.read("flash_attn/_fork.json"))
+            content = archive.read(PROVENANCE)
     except (zipfile.BadZipFile, KeyError) as e:
         raise WheelError(f"{path}: not a wheel of this project, or cut off: {e}.") from e
-    except ValueError as e:
-        raise WheelError(f"{path}: flash_attn/_fork.json is damaged: {e}; build the wheel again.") from e
-    try:
-        return Facts(path, f"{name[1]}.{name[2]}", str(info["torch"]), info)
-    except (KeyError, TypeError) as e:
-        raise WheelError(
-            f"{path}: flash_attn/_fork.json says nothing of torch; build the wheel again."
-        ) from e
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Which state of the repository a wheel was built from, and the release that it pinned."""
-
-    where: str
-    checkout: upstream.Checkout
-
-
-def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
-    """Whether this repository, as it is or at one of its commits, gives the series that a wheel says it was built from.
-
-    Args:
-        facts: the wheel's.
-        root: the repository.
-        cache: where sdists are kept.
-
-    Raises:
-        VerifyError: none gives that digest.
-    """
-    try:
-        told = facts.info["series"]
-        wanted = [(p["name"], p["sha256"]) for p in told["patches"]]
-        digest, base = told["digest"], told["base"]
-    except (KeyError, TypeError) as e:
-        raise WheelError(
-            f"{facts.path}: flash_attn/_fork.json says nothing of its series; build the wheel again."
-        ) from e
-    with tempfile.TemporaryDirectory(prefix="fa2-series-") as folder:
-        for where, files, matrix_text in _states(root):
-            if [(name, hashlib.sha256(content).hexdigest()) for name, content in files] != wanted:
-                continue
-            aside = Path(folder)
-            for name, content in files:
-                (aside / name).write_bytes(content)
-            (aside / "wheel_matrix.toml").write_bytes(matrix_text)
-            pin = matrix.load(aside / "wheel_matrix.toml").upstream
-            checkout = upstream.find(pin, root / "upstream", cache)
-            made = tree.base_of(pin, checkout)
-            patches = tuple(model.parse_patch(aside / name) for name, _ in files)
-            if (made, model.Series(aside, patches).digest(made)) == (base, digest):
-                return Origin(where, checkout)
-    raise VerifyError(
-        f"{facts.path.name}: no state of this repository gives its series (digest {digest[:16]}…): built from patches that were never "
-        "committed here, or from another fork. Build it again from this repository."
+    provenance = documents.parse(
+        Provenance, content, f"{path}: {PROVENANCE}", error=WheelError, remedy="build the wheel again"
     )
-
-
-def _states(root: Path) -> Iterator[tuple[str, list[tuple[str, bytes]], bytes]]:
-    """The series and the matrix as they lie here, then of every commit that changed them, newest first."""
-    here = model.read(root / "patches")
-    yield (
-        "this checkout",
-        [(p.name, p.content) for p in here.patches],
-        (root / "wheel_matrix.toml").read_bytes(),
-    )
-    repository = Repository(root, VerifyError)
-    if not repository.is_top_level():
-        return
-    for commit in repository.run(
-        "log", "--format=%H", "--", "patches", "wheel_matrix.toml", writes=False
-    ).split():
-        names = [name.removeprefix("patches/") for name in repository.files(commit, "patches")]
-        if model.LISTING not in names or "wheel_matrix.toml" not in repository.files(
-            commit, "wheel_matrix.toml"
-        ):
-            continue
-        listed = repository.read(f"{commit}:patches/{model.LISTING}").decode("utf-8").splitlines()
-        order = [name for line in listed if (name := model.name_in(line)) in names]
-        content = [(name, repository.read(f"{commit}:patches/{name}")) for name in order]
-        yield f"commit {commit[:12]}", content, repository.read(f"{commit}:wheel_matrix.toml")
+    return Facts(path, f"{name[1]}.{name[2]}", provenance)
 
 
 def wheels_in(dist: Path) -> list[Path]:
@@ -196,9 +120,7 @@ def write_upstream_tests(checkout: upstream.Checkout, path: Path) -> None:
     files.write(path, checkout.read(str(UPSTREAM_TESTS)).decode("utf-8"))
 
 
-def verify(
-    path: Path, checkout: upstream.Checkout, suite: Path, build: Path, extra: list[str]
-) -> dict[str, Any]:
+def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, extra: list[str]) -> Proof:
     """Prove one wheel and leave the proof beside it.
 
     Args:
@@ -225,86 +147,87 @@ def verify(
         facts = facts_of(tried)
         console.note(f"fresh environment: Python {facts.python}, torch {facts.torch}, the wheel")
         python = installed(facts, root / "venv", build / "logs")
-        # A copy, so that neither this repository's configuration nor its modules reach the suite.
-        shutil.copytree(suite, root / "suite", ignore=shutil.ignore_patterns("__pycache__"))
-        own = root / "upstream" / UPSTREAM_TESTS.name
-        own.parent.mkdir()
-        write_upstream_tests(checkout, own)
         proof = root / "proof.json"
-        command = [
-            python,
-            "-m",
-            "pytest",
-            root / "suite",
-            "-c",
-            os.devnull,
-            f"--rootdir={root / 'suite'}",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-        ]
-        command += [f"--proof={proof}", f"--wheel={tried}", f"--upstream={own}", *extra]
-        status = subprocess.run(
-            [str(c) for c in command], cwd=root, env={**os.environ, "PYTHONPATH": ""}, check=False
-        ).returncode
+        status = _run_suite(python, suite, tried, proof, checkout, extra)
         if not proof.is_file():
             raise VerifyError(
                 f"{path.name}: the suite did not come to its end: pytest exited with {status}; its output is above."
             )
-        result: dict[str, Any] = json.loads(proof.read_text(encoding="utf-8"))
+        result = read_proof(proof)
         if not extra:
-            if sha256(path) != result["wheel"]["sha256"]:
-                raise VerifyError(f"{path} was replaced while it was verified; run this again.")
-            aside = wheel.proof_path(path).with_suffix(".part")
-            shutil.copyfile(proof, aside)
-            aside.replace(wheel.proof_path(path))
+            _keep_proof(path, proof, result)
     _report(result)
     kept = f" The proof is {wheel.proof_path(path)}." if not extra else ""
-    if status == _NOT_VERIFIED and result["counts"].get("not run"):
-        raise NotVerified(
-            f"{path.name} is NOT VERIFIED: {result['counts']['not run']} GPU cases were not run, because there is no CUDA device here; "
-            f"the {result['counts'].get('passed', 0)} static cases passed. Run this on a GPU host, or there without a network as the README says.{kept}"
-        )
-    if status != 0 and not (extra and status == _NOT_VERIFIED):
-        raise VerifyError(
-            f"{path.name} failed its suite: {result['counts'].get('failed', 0)} cases failed.{kept}"
-        )
-    console.done(
-        f"{path.name}: the cases that --pytest chose passed, which proves no wheel."
-        if extra
-        else f"{path.name} is verified.{kept}"
-    )
+    _judge(path, status, result, kept, chosen=bool(extra))
     return result
 
 
-def _report(proof: dict[str, Any]) -> None:
+def _run_suite(
+    python: Path, suite: Path, tried: Path, proof: Path, checkout: upstream.Checkout, extra: list[str]
+) -> int:
+    """Run the suite on an installed wheel; pytest's exit status."""
+    root = tried.parent
+    # A copy, so that neither this repository's configuration nor its modules reach the suite.
+    shutil.copytree(suite, root / "suite", ignore=shutil.ignore_patterns("__pycache__"))
+    own = root / "upstream" / UPSTREAM_TESTS.name
+    own.parent.mkdir()
+    write_upstream_tests(checkout, own)
+    command = [
+        *(python, "-m", "pytest", root / "suite", "-c", os.devnull, f"--rootdir={root / 'suite'}"),
+        *("-q", "-p", "no:cacheprovider"),
+        *(f"--proof={proof}", f"--wheel={tried}", f"--upstream={own}", *extra),
+    ]
+    words, environment = [str(word) for word in command], {**os.environ, "PYTHONPATH": ""}
+    return subprocess.run(words, cwd=root, env=environment, check=False).returncode
+
+
+def _keep_proof(path: Path, proof: Path, result: Proof) -> None:
+    """Put a proof beside its wheel."""
+    if result.wheel is None or sha256(path) != result.wheel.sha256:
+        raise VerifyError(f"{path} was replaced while it was verified; run this again.")
+    part = wheel.proof_path(path).with_suffix(".part")
+    shutil.copyfile(proof, part)
+    part.replace(wheel.proof_path(path))
+
+
+def _judge(path: Path, status: int, result: Proof, kept: str, *, chosen: bool) -> None:
+    """Tell what pytest's status means, or raise it; ``chosen``: ``--pytest`` chose cases."""
+    counts = result.counts
+    if status == _NOT_VERIFIED and counts.get("not run"):
+        raise NotVerified(
+            f"{path.name} is NOT VERIFIED: {counts['not run']} GPU cases were not run, because there is no CUDA "
+            f"device here; the {counts.get('passed', 0)} static cases passed. Run this on a GPU host, or there "
+            f"without a network as the README says.{kept}"
+        )
+    if status != 0 and not (chosen and status == _NOT_VERIFIED):
+        raise VerifyError(f"{path.name} failed its suite: {counts.get('failed', 0)} cases failed.{kept}")
+    console.done(
+        f"{path.name}: the cases that --pytest chose passed, which proves no wheel."
+        if chosen
+        else f"{path.name} is verified.{kept}"
+    )
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+
+
+def _report(proof: Proof) -> None:
     """The readable summary."""
-    sha = proof["wheel"]["sha256"] if proof["wheel"] else "unknown"
-    gpu = proof["gpu"]
-    console.note(f"wheel sha256 {sha}")
+    gpu, must = proof.gpu, [control for control in proof.controls if control.must_differ]
+    console.note(f"wheel sha256 {proof.wheel.sha256 if proof.wheel else 'unknown'}")
     console.note(
-        f"GPU {gpu['name']} (sm_{gpu['compute_capability'].replace('.', '')}), driver {gpu['driver']}"
+        f"GPU {gpu.name} (sm_{gpu.compute_capability.replace('.', '')}), driver {gpu.driver}"
         if gpu
         else "no GPU"
     )
-    console.note(f"torch {proof['torch']}, Python {proof['python']}")
-    console.note(", ".join(f"{count} {outcome}" for outcome, count in proof["counts"].items()))
-    for mode, counts in proof.get("upstream", {}).get("counts", {}).items():
-        console.note(
-            f"upstream's own cases, mode {mode}: "
-            + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        )
-    must = [c for c in proof["controls"] if c["must_differ"]]
+    console.note(f"torch {proof.torch}, Python {proof.python}")
+    console.note(_counted(proof.counts))
+    for mode, counts in (proof.upstream.counts if proof.upstream else {}).items():
+        console.note(f"upstream's own cases, mode {mode}: {_counted(counts)}")
     if must:
-        console.note(
-            f"negative controls: {sum(c['differs'] for c in must)} of {len(must)} differ with the mode off"
-        )
-    for name, case in proof["cases"].items():
-        if case["outcome"] == "failed":
-            mismatch = case.get("mismatch")
-            text = (
-                f"first mismatch at {mismatch['index']}: {' and '.join(mismatch['bits'])} ({mismatch['what']})"
-                if mismatch
-                else case.get("error", "")
-            )
-            console.error(f"{name}: {text}")
+        differing = sum(control.differs for control in must)
+        console.note(f"negative controls: {differing} of {len(must)} differ with the mode off")
+    for name, case in proof.cases.items():
+        if case.outcome == "failed":
+            console.error(f"{name}: {case.what_failed}")

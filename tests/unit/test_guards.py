@@ -175,3 +175,24 @@ def test_a_guard_reads_back_as_it_is_written(kind: str, name: str, path: str) ->
 def test_a_signature_reads_back_as_it_is_written(times: int, code: str) -> None:
     text = f"signature {times} x {code} in a.h"
     assert str(guards.parse(text)) == text
+
+
+def test_a_failing_guard_tells_how_to_run_it_alone_and_what_its_test_said() -> None:
+    guard = guards.parse("symbol fork in setup.py")
+    told = guards.Outcome("0007-A.patch", guard, False, False, False, output="    assert 1 == 2")
+    with pytest.raises(
+        GuardError, match=r"(?s)lost what it guards\. Alone: nox -s guards -- 0007\n    assert 1 == 2"
+    ):
+        guards.require([told])
+
+
+def test_the_guards_of_one_patch_can_be_run_alone(make_series: Make, tmp_path: Path) -> None:
+    one, two = (
+        (f"Add {name}", {f"{name}.py": f"{name} = 1\n"}, f"symbol {name} in {name}.py")
+        for name in ("first", "second")
+    )
+    whole = model.read(make_series(one, two))
+    applied = tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source")
+    (found,) = guards.run(whole, applied, only=1)
+    assert found.patch == whole.patches[1].name
+    assert found.discriminates

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from scripts.base.errors import UsageError
-from scripts.series import model, prefixes, tree
+from scripts import __main__
+from scripts.base.errors import SeriesError, UsageError
+from scripts.series import clone, model, prefixes, tree
 from scripts.source import matrix
 from tests.unit.conftest import BASE, checkout_of
 
@@ -82,3 +84,21 @@ def test_bisect_of_what_always_passes_or_always_fails(
     assert prefixes.bisect(*applied, "true", tmp_path / "build")[0] is None
     with pytest.raises(UsageError, match="fails on upstream without any patch"):
         prefixes.bisect(*applied, "false", tmp_path / "build")
+
+
+@pytest.fixture
+def view(applied: tuple[model.Series, tree.Tree], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands see this series."""
+    monkeypatch.setattr(clone, "view", lambda _: nullcontext(applied))
+
+
+@pytest.mark.usefixtures("view")
+def test_a_bisect_that_finds_the_patch_has_succeeded(capfd: pytest.CaptureFixture[str]) -> None:
+    __main__.main_inner(["bisect", "--run", "test ! -e flash_attn/part_3.py"])
+    assert f"✓ {NAMES[3]} is the first patch with which it fails." in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("view")
+def test_each_names_every_failure() -> None:
+    with pytest.raises(SeriesError, match=r"(?s)fails on 2 of 6:.*0004-.*status 1.*0005-.*status 1"):
+        __main__.main_inner(["each", "--run", "test ! -e flash_attn/part_4.py"])

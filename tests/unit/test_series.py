@@ -103,3 +103,10 @@ def test_changes_tells_each_patch_in_order_and_is_checked(make_series: Make, tmp
 
 def test_the_repository_s_changes_are_what_its_patches_say() -> None:
     changes.check(ROOT / "CHANGES.md", changes.render(MATRIX, model.read(ROOT / "patches")))
+
+
+def test_a_byte_order_mark_is_named(make_series: Callable[..., Path]) -> None:
+    path = make_series(("Add a file", {"new.txt": "new\n"})) / "series"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    with pytest.raises(SeriesError, match="series:1: starts with a byte order mark"):
+        model.read(path.parent)

@@ -682,3 +682,28 @@ def test_apply_and_export_are_each_other_s_inverse(
         tree.apply(model.read(folder / "again"), PIN, checkout_of(BASE), folder / "other").commit
         == applied.commit
     )
+
+
+def test_check_of_an_old_tree_does_not_advise_what_export_would_refuse(
+    make_series: Make, tmp_path: Path
+) -> None:
+    """After a rebase build/source is still of the patches before it."""
+    patches = make_series(*TWO)
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    path = next(patches.glob("0002-*"))
+    path.write_text(path.read_text().replace("Because", "Since"))
+    with pytest.raises(SeriesError, match=r"would change.*nox -s apply -- --reset") as caught:
+        export.export(applied.root, patches, check=True)
+    assert "nox -s export" not in str(caught.value)
+
+
+def test_a_damaged_note_of_what_was_applied_is_refused_by_file_and_key(
+    make_series: Make, tmp_path: Path
+) -> None:
+    series = model.read(make_series(*TWO))
+    applied = tree.apply(series, PIN, checkout_of(BASE), tmp_path / "source")
+    (applied.root / ".git/series.json").write_text('{"format": 2, "pin": 3}')
+    with pytest.raises(SeriesError, match=r"series\.json is damaged: pin: .*apply -- --reset"):
+        tree.apply(series, PIN, checkout_of(BASE), tmp_path / "source")
+    anew = tree.apply(series, PIN, checkout_of(BASE), tmp_path / "source", reset=True)
+    assert anew.commit == applied.commit

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from scripts.base import pip
 from scripts.base.errors import UpstreamError
-from scripts.source import matrix, upstream
+from scripts.base.git import Repository
+from scripts.source import matrix, matrix_tables, upstream
 from tests.unit.conftest import PackageIndex
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ def archive(files: dict[str, str]) -> bytes:
 GOOD = archive({"setup.py": "", "csrc/cutlass/include/cutlass/cutlass.h": "", "csrc/flash_attn/a.cu": "x"})
 
 
-def pin(content: bytes) -> matrix.Upstream:
+def pin(content: bytes) -> matrix_tables.Upstream:
     return PIN.model_copy(update={"sdist_sha256": hashlib.sha256(content).hexdigest()})
 
 
@@ -240,3 +241,19 @@ def test_the_choice_does_not_depend_on_the_order_of_the_files(paths: list[str]) 
     assert all(
         PurePosixPath(p).parts[0] in ("csrc", "flash_attn", "setup.py") for p in upstream._select(paths)
     )
+
+
+def test_local_edits_of_the_submodule_are_told(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / upstream.CUTLASS):
+        folder.mkdir(parents=True, exist_ok=True)
+        repository = Repository.create(folder, UpstreamError)
+        (folder / "a.h").write_text("int a;\n")
+        repository.run("add", "a.h")
+        repository.run("commit", "--quiet", "-m", "a")
+    exclude = tmp_path / ".git/info/exclude"
+    exclude.parent.mkdir(exist_ok=True)
+    exclude.write_text("csrc\n")
+    assert upstream._edited(tmp_path) == ""
+    for name in ("a.h", f"{upstream.CUTLASS}/a.h"):
+        (tmp_path / name).write_text("int b;\n")
+    assert upstream._edited(tmp_path) == "a.h, csrc/cutlass/a.h"

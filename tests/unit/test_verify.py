@@ -5,14 +5,16 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scripts.base.errors import VerifyError, WheelError
+from scripts.base.errors import VerifyError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import verify
+from scripts.wheels import origin, verify
+from scripts.wheels.proof import Provenance, read_proof
 from tests.unit.conftest import BASE, checkout_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,11 +58,12 @@ def facts(root: Path, tmp_path: Path) -> verify.Facts:
         "base": applied.base,
         "patches": [{"name": p.name, "sha256": p.sha256} for p in patches.patches],
     }
-    return verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {"series": told})
+    provenance = Provenance.model_validate_json(json.dumps({"format": 1, "torch": "2.11.0", "series": told}))
+    return verify.Facts(tmp_path / "some.whl", "3.12", provenance)
 
 
 def test_a_wheel_of_the_series_here_is_known(repository: Path, tmp_path: Path) -> None:
-    assert verify.check_series(facts(repository, tmp_path), repository, tmp_path).where == "this checkout"
+    assert origin.check_series(facts(repository, tmp_path), repository, tmp_path).where == "this checkout"
 
 
 def test_a_wheel_of_an_earlier_commit_is_known_by_it(
@@ -69,7 +72,7 @@ def test_a_wheel_of_an_earlier_commit_is_known_by_it(
     old, first = facts(repository, tmp_path), git(repository, "rev-parse", "HEAD")
     make_series(EDIT, MORE, folder=repository)
     commit(repository)
-    assert verify.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
+    assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
 
 
 @pytest.mark.parametrize("lie", ["digest", "base", "patch"])
@@ -77,17 +80,18 @@ def test_a_wheel_that_no_state_of_the_repository_gives_is_refused(
     repository: Path, tmp_path: Path, lie: str
 ) -> None:
     told = facts(repository, tmp_path)
+    series = told.provenance.series
     if lie == "patch":
-        told.info["series"]["patches"][0]["sha256"] = "0" * 64
+        patches = (series.patches[0].model_copy(update={"sha256": "0" * 64}), *series.patches[1:])
+        series = series.model_copy(update={"patches": patches})
     else:
-        told.info["series"][lie] = "0" * len(told.info["series"][lie])
+        series = series.model_copy(update={lie: "0" * len(getattr(series, lie))})
+    told = replace(told, provenance=told.provenance.model_copy(update={"series": series}))
     with pytest.raises(VerifyError, match="no state of this repository gives its series"):
-        verify.check_series(told, repository, tmp_path)
+        origin.check_series(told, repository, tmp_path)
 
 
-def test_a_wheel_without_a_series_is_damaged(repository: Path, tmp_path: Path) -> None:
-    with pytest.raises(WheelError, match="says nothing of its series"):
-        verify.check_series(verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {}), repository, tmp_path)
+PROVENANCE = {"format": 1, "torch": "2.11.0", "series": {"digest": "", "base": "", "patches": []}}
 
 
 def passing(
@@ -96,9 +100,11 @@ def passing(
     """A wheel, a suite that writes a proof of it and passes, and no release's own tests. Pytest is real."""
     wheel, suite = folder / "flash_attn-1-cp312-cp312-linux_x86_64.whl", folder / "suite"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("flash_attn/_fork.json", json.dumps({"torch": "2.11.0"}))
+        archive.writestr("flash_attn/_fork.json", json.dumps(PROVENANCE))
     suite.mkdir()
     proof = {
+        "format": 1,
+        "verified": True,
         "gpu": None,
         "torch": "2.11.0",
         "python": "3.12",
@@ -147,3 +153,10 @@ def test_cases_that_somebody_chose_verify_no_wheel_and_leave_no_proof(
     verify.verify(wheel, checkout, suite, tmp_path / "build", extra)
     assert ("which proves no wheel" in capsys.readouterr().out) == bool(extra)
     assert wheel.with_suffix(".proof.json").exists() == (not extra)
+
+
+def test_a_damaged_proof_is_refused_by_file_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "proof.json"
+    path.write_text('{"format": 1, "verified": "yes"}')
+    with pytest.raises(VerifyError, match=rf"{path} is damaged: verified: .*; run nox -s verify again"):
+        read_proof(path)
