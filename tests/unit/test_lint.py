@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from scripts.series import lint, model
-from tests.unit.conftest import BASE
+from tests.unit.conftest import BASE, ROOT, Make
 
-ROOT = Path(__file__).resolve().parents[2]
 EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
 TWO = [
     ("Change line 20", {"setup.py": EDIT}),
     ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"}),
 ]
 FIRST = "0001-Change-line-20.patch"
-Make = Callable[..., Path]
 
 
 def swap(old: str, new: str) -> Callable[[Path], None]:

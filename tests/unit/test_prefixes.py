@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from scripts.base.errors import UsageError
-from scripts.series import model, prefixes, tree
-from scripts.source import matrix
-from tests.unit.conftest import BASE, checkout_of
+from scripts.base import layout
+from scripts.base.errors import SeriesError, UsageError
+from scripts.series import clone, model, prefixes, tree
+from tests.unit.conftest import BASE, PIN, Command, Make, checkout_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
 EDITS = [(f"Add part {i}", {f"flash_attn/part_{i}.py": f"part = {i}\n"}) for i in range(1, 6)]
 NAMES = ["base", *(f"000{i}-Add-part-{i}.patch" for i in range(1, 6))]
-Make = Callable[..., Path]
 
 
 @pytest.fixture
@@ -82,3 +79,25 @@ def test_bisect_of_what_always_passes_or_always_fails(
     assert prefixes.bisect(*applied, "true", tmp_path / "build")[0] is None
     with pytest.raises(UsageError, match="fails on upstream without any patch"):
         prefixes.bisect(*applied, "false", tmp_path / "build")
+
+
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [
+        ("exit 125", "could not be tested (125) on base, 0001"),
+        ("false", "fails on upstream itself"),
+    ],
+)
+def test_each_does_not_call_passed_what_was_not(
+    applied: tuple[model.Series, tree.Tree],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    shell: str,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(clone, "view", lambda source: nullcontext(applied))
+    done = command("each", "--run", shell)
+    assert done.status == SeriesError.exit_code
+    assert expected in done.err

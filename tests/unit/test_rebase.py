@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,8 @@ from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import matrix
 from scripts.source.releases import Release
-from tests.unit.conftest import BASE, checkout_of, write_files
+from tests.unit.conftest import BASE, ROOT, Make, checkout_of, write_files
 
-ROOT = Path(__file__).resolve().parents[2]
 LIB, HEADER = "flash_attn/lib.py", "csrc/flash_attn/src/fork.h"
 FILES = BASE | {
     LIB: "".join(f"value_{i} = {i}\n" for i in range(30)),
@@ -50,7 +48,6 @@ LAST = (
 SERIES = (EDIT, ADD, LAST)
 UPSTREAM = with_line(10, "value_10 = ten\n")  # conflicts with EDIT
 NEW_HASH = "9" * 64
-Make = Callable[..., Path]
 
 
 @pytest.fixture

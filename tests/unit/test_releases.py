@@ -11,9 +11,8 @@ from scripts.base.git import Repository
 from scripts.source import matrix, releases, upstream
 from scripts.source.releases import find
 from scripts.source.upstream import Source
-from tests.unit.conftest import HEADER, PackageIndex, write_files
+from tests.unit.conftest import HEADER, ROOT, PackageIndex, write_files
 
-ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
 VERSIONS = {"2.8.2": "a" * 64, "9.8.10": "b" * 64, "9.8.9": "c" * 64, "9.9.0rc1": "d" * 64, "1.0": None}
 

@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from scripts.base import pip
 from scripts.base.errors import UpstreamError
 from scripts.source import matrix, upstream
-from tests.unit.conftest import PackageIndex
-
-ROOT = Path(__file__).resolve().parents[2]
-PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
+from tests.unit.conftest import PIN, PackageIndex
 
 
 def archive(files: dict[str, str]) -> bytes:
