@@ -54,26 +54,14 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = matrix.load(layout.MATRIX).default()
     tools = toolchain.assemble(target, toolchain.check_python(target, None), layout.BUILD, cache=False)
     folder = tmp_path_factory.mktemp("faults")
-    source, what = (
-        emulator.SUITE / "faults.cu",
-        {"error": VerifyError, "what": "could not build the small kernels"},
-    )
-    run(
-        [
-            tools.toolkit.nvcc,
-            *emulator.FLAVOUR.code,
-            f"-ccbin={tools.cxx}",
-            "-c",
-            source,
-            "-o",
-            folder / "faults.o",
-        ],
-        **what,
-    )
+    source, made = emulator.SUITE / "faults.cu", folder / "faults.o"
+    nvcc: list[str | Path] = [tools.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={tools.cxx}"]
+    run([*nvcc, "-c", source, "-o", made], error=VerifyError, what="could not build the small kernels")
     objects = [
         path for path in emulator.interpreter(tools, layout.BUILD / "emulator") if path.stem != "allocator"
     ]
-    run([tools.cxx, folder / "faults.o", *objects, "-o", folder / "faults"], **what)
+    program: list[str | Path] = [tools.cxx, made, *objects, "-o", folder / "faults"]
+    run(program, error=VerifyError, what="could not link the small kernels")
     return folder / "faults"
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -425,7 +426,7 @@ def test_an_interruption_at_the_end_of_apply_loses_no_commit(
     mine = Repository(applied.root, SeriesError).resolve("HEAD")
     remove = shutil.rmtree
 
-    def interrupted(path: Path, **options: bool) -> None:
+    def interrupted(path: Path, **options: Any) -> None:
         if (Path(path) / ".git").exists() or (Path(path) / "tree/.git").exists():
             raise KeyboardInterrupt
         remove(path, **options)

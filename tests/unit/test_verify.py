@@ -97,7 +97,7 @@ def passing(
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("flash_attn/_fork.json", json.dumps({"torch": "2.11.0"}))
     suite.mkdir()
-    proof = {
+    proof: dict[str, object] = {
         "gpu": None,
         "torch": "2.11.0",
         "python": "3.12",
