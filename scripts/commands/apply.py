@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(
-        commands,
-        "apply",
-        "apply the series to upstream in build/source, as commits",
-        "Exact: no fuzz, no offset.",
-    )
+    parser = arguments.series_parser(commands, "apply", "As commits, and exactly: no fuzz, no offset.")
     parser.add_argument(
         "--to", metavar="PATCH", help="stop after this patch (a number, a file name, or a part of one)"
     )

@@ -11,7 +11,7 @@ from scripts.base.errors import CompileError, UsageError
 from scripts.commands import arguments
 from scripts.lab import shared_ptx
 from scripts.series import clone
-from scripts.source import matrix
+from scripts.source import matrix, matrix_tables
 from scripts.wheels import toolchain
 
 if TYPE_CHECKING:
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "archs",
-        help="check which compute capabilities may share PTX",
-        description="Compile kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compare the machine code.",
+        "Compiles kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compares the "
+        "machine code.",
     )
     parser.add_argument(
         "--kernels",
@@ -40,7 +41,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--ptx",
         metavar="CC",
-        choices=matrix.ARCHITECTURES,
+        choices=matrix_tables.ARCHITECTURES,
         default="80",
         help="from the PTX of this one, with --arch (default: 80)",
     )

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.source import kernel_set, matrix, upstream
+from scripts.commands import table
+from scripts.source import kernel_set, matrix_tables, upstream
 
 if TYPE_CHECKING:
     from scripts.source.kernel_set import Kernel
@@ -49,9 +50,9 @@ def kernel_choice(text: str) -> tuple[Kernel, ...]:
 def pythons(text: str) -> tuple[str, ...]:
     """The Pythons that an option names, or ``all``."""
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    if unknown := [word for word in words if word not in matrix.PYTHONS and words != ("all",)]:
+    if unknown := [word for word in words if word not in matrix_tables.PYTHONS and words != ("all",)]:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.PYTHONS)}, or 'all'"
+            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix_tables.PYTHONS)}, or 'all'"
         )
     return words
 
@@ -59,9 +60,9 @@ def pythons(text: str) -> tuple[str, ...]:
 def architectures(text: str) -> tuple[str, ...]:
     """The compute capabilities that an option names, in order."""
     words = [word.strip() for word in text.split(",")]
-    if unknown := [word for word in words if word not in matrix.ARCHITECTURES]:
+    if unknown := [word for word in words if word not in matrix_tables.ARCHITECTURES]:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix.ARCHITECTURES)} (90 is an H100 or H200)"
+            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix_tables.ARCHITECTURES)} (90 is an H100 or H200)"
         )
     return tuple(sorted(set(words), key=lambda a: (len(a), a)))
 
@@ -95,13 +96,20 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def sub_parser(
-    commands: Any, name: str, text: str, more: str = "", *, needs_source: bool = True
-) -> argparse.ArgumentParser:
-    """The parser of a command that keeps the series: with ``--json``, and with ``--source`` where it needs upstream."""
+def sub_parser(commands: Any, name: str, more: str = "") -> argparse.ArgumentParser:
+    """The parser of a command: its line of the table, and ``more`` of what it does."""
+    line = table.command(name).line
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}".strip()
+        name, help=line[0].lower() + line[1:], description=f"{line}. {more}".strip()
     )
+    return parser
+
+
+def series_parser(
+    commands: Any, name: str, more: str = "", *, needs_source: bool = True
+) -> argparse.ArgumentParser:
+    """The parser of a command that keeps the series: with ``--json``, and with ``--source`` if it needs upstream."""
+    parser = sub_parser(commands, name, more)
     parser.set_defaults(interrupted="interrupted; nothing was changed.")
     parser.add_argument(
         "--json",

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.base import console
-from scripts.wheels import wheel
+from scripts.commands import arguments
+from scripts.wheels import linking
 
 if TYPE_CHECKING:
     import argparse
@@ -14,15 +15,11 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
-        "audit",
-        help="check which libraries wheels need",
-        description="Check that wheels need no library that users lack.",
-    )
+    parser = arguments.sub_parser(commands, "audit")
     parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+")
     parser.set_defaults(run=_run, interrupted="interrupted.")
 
 
 def _run(options: argparse.Namespace) -> None:
     for path in options.wheels:
-        console.done(f"{path.name} needs {', '.join(wheel.audit(path))}")
+        console.done(f"{path.name} needs {', '.join(linking.audit(path))}")

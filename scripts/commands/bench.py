@@ -13,9 +13,9 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.base.errors import UsageError
 from scripts.commands import arguments
-from scripts.lab import build_cost, kernel_speed
+from scripts.lab import build_cost, build_figures, kernel_speed
 from scripts.source import kernel_set, matrix
-from scripts.wheels import build, toolchain
+from scripts.wheels import build, choice, toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "bench",
-        help="measure the kernels on a GPU, or the build, beside upstream's",
-        description="kernels: build the wheel and upstream's kernels of the same pin, time both in one process on this machine's GPU, and "
-        "hold the figures against the goals. build: compile the same kernel files as this build system does and as upstream's setup.py "
-        "does, without a compile cache, and compare.",
+        "kernels: build the wheel and upstream's kernels of the same pin, time both in one process on this "
+        "machine's GPU, and hold the figures against the goals. build: compile the same kernel files as this build "
+        "system does and as upstream's setup.py does, without a compile cache, and compare.",
     )
     parser.add_argument(
         "what",
@@ -86,9 +86,9 @@ def _target(loaded: matrix.Matrix, options: argparse.Namespace) -> matrix.Target
     return loaded.named(options.target) if options.target else loaded.default()
 
 
-def _job(target: matrix.Target, options: argparse.Namespace, default: str) -> build.Job:
+def _job(target: matrix.Target, options: argparse.Namespace, default: str) -> choice.Job:
     kernels = options.kernels or kernel_set.parse_kernels(default)
-    return build.Job(target, toolchain.check_python(target, options.python), kernels, target.architectures)
+    return choice.Job(target, toolchain.check_python(target, options.python), kernels, target.architectures)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -154,7 +154,7 @@ def _build(options: argparse.Namespace) -> None:
     ours, theirs = build_cost.compare(
         loaded, job, tools, build.BuildOptions(options.source, options.jobs), folder
     )
-    found = build_cost.lines(ours, theirs)
+    found = build_figures.lines(ours, theirs)
     if options.json:
         facts: dict[str, Any] = {
             "target": target.name,
@@ -171,7 +171,7 @@ def _build(options: argparse.Namespace) -> None:
     shutil.rmtree(folder)
 
 
-def _show_files(ours: build_cost.Ours, theirs: build_cost.Side) -> None:
+def _show_files(ours: build_figures.Ours, theirs: build_figures.Side) -> None:
     table = Table(
         "CPU seconds of nvcc",
         "ours",
@@ -192,7 +192,7 @@ def _show_files(ours: build_cost.Ours, theirs: build_cost.Side) -> None:
     console.out.print(table)
 
 
-def _show(found: Sequence[build_cost.Line]) -> None:
+def _show(found: Sequence[build_figures.Line]) -> None:
     table = Table("what", "ours", "upstream's setup.py", "figure", "goal", "")
     for line in found:
         figure, goal = (

@@ -12,8 +12,9 @@ from scripts.base.errors import BuildError, UpstreamError, UsageError
 from scripts.commands import arguments
 from scripts.commands.matrix import list_targets
 from scripts.source import matrix, upstream
-from scripts.wheels import build, kernels, toolchain
-from scripts.wheels.build import BuildOptions, Built, Choice, Job, Place
+from scripts.wheels import build, choice, kernels, toolchain
+from scripts.wheels.build import BuildOptions, Built, Place
+from scripts.wheels.choice import Choice, Job
 
 if TYPE_CHECKING:
     import argparse
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "build",
-        help="build wheels into dist/",
-        description="Build wheels into dist/. An interrupted build goes on where it stopped.",
+        "An interrupted build goes on where it stopped.",
     )
     _add_choice(parser)
     parser.add_argument(
@@ -117,7 +118,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.list:
         list_targets(loaded)
         return
-    jobs = build.chosen(
+    jobs = choice.chosen(
         loaded,
         Choice(options.target, options.all, options.python or (), options.kernels or (), options.arch or ()),
     )

@@ -12,7 +12,7 @@ from scripts.commands import arguments
 from scripts.lab import compare
 from scripts.lab.compare import KINDS, Difference
 from scripts.series import model
-from scripts.source import kernel_set, matrix
+from scripts.source import kernel_set, matrix, matrix_tables
 
 if TYPE_CHECKING:
     import argparse
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "compare",
-        help="say what patches do to kernels' machine code",
-        description="Compile kernel files with the series up to a patch and up to the one before it, and compare each kernel's machine code: "
-        "which are the same byte for byte, which changed, are gone or new; their instructions, registers and local memory.",
+        "Compiles kernel files with the series up to a patch and up to the one before it, and compares each "
+        "kernel's machine code: which are the same byte for byte, which changed, are gone or new; their "
+        "instructions, registers and local memory.",
     )
     parser.add_argument(
         "--patch", metavar="PATCH", help="a number, or a part of its name (default: the last)"
@@ -40,7 +41,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--arch",
         metavar="CC",
-        choices=matrix.ARCHITECTURES,
+        choices=matrix_tables.ARCHITECTURES,
         default="90",
         help="machine code for this one (default: 90)",
     )

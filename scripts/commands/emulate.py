@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import layout
 from scripts.commands import arguments
 from scripts.lab import emulator
-from scripts.source import matrix
+from scripts.source import matrix, matrix_tables
 
 if TYPE_CHECKING:
     import argparse
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "emulate",
-        help="try the kernels without a GPU",
-        description="Run the kernels' PTX on the CPU, behind the real binding, against tests/emulator. Finds faults; proves nothing of a wheel.",
+        "Runs the kernels' PTX on the CPU, behind the real binding, against tests/emulator.",
     )
     parser.add_argument(
         "--kernels",
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--arch",
         metavar="CC",
-        choices=matrix.ARCHITECTURES,
+        choices=matrix_tables.ARCHITECTURES,
         default="90",
         help="the GPU's compute capability, such as 89 (default: 90)",
     )

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(
-        commands, "export", "write the commits of build/source back to patches/", needs_source=False
-    )
+    parser = arguments.series_parser(commands, "export", needs_source=False)
     parser.add_argument(
         "--check",
         action="store_true",

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
     outcomes = "Changes nothing. Outcomes: " + ", ".join(move.Outcome) + "."
-    parser = arguments.sub_parser(
-        commands, "forecast", "say what becomes of each patch on other releases of upstream", outcomes
-    )
+    parser = arguments.series_parser(commands, "forecast", outcomes)
     parser.add_argument(
         "versions",
         metavar="VERSION",

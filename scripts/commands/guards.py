@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    text = "run each patch's guard on the tree without it, which must fail, and with it, which must pass"
-    arguments.sub_parser(commands, "guards", text).set_defaults(run=_run)
+    parser = arguments.series_parser(
+        commands, "guards", "A guard must fail on the tree without its patch, and pass with it."
+    )
+    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, layout
 from scripts.commands import arguments
-from scripts.source import matrix
+from scripts.source import matrix_tables
 from scripts.wheels import image, toolchain
 
 if TYPE_CHECKING:
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "image",
-        help="make an image for --containers where no registry can be reached",
-        description="Make an image for --containers from Debian's packages and this machine's CPythons. Needs root, debootstrap and podman.",
+        "The image is for --containers, made from Debian's packages and this machine's CPythons. Needs root, "
+        "debootstrap and podman.",
     )
     parser.add_argument(
         "--python",
@@ -33,7 +34,9 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     interpreters = [
         toolchain.find_python(version)
-        for version in (matrix.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13"))
+        for version in (
+            matrix_tables.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13")
+        )
     ]
     console.done(
         f"{image.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME"

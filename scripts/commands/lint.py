@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(
+    parser = arguments.series_parser(
         commands,
         "lint",
-        "check headers, trailers, series file, paths and whitespace of the patches",
+        "Headers, trailers, the series file, paths and whitespace.",
         needs_source=False,
     )
     parser.add_argument(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from scripts.base import console, layout
+from scripts.commands import arguments
 from scripts.source import kernel_set, matrix
 from scripts.wheels import workflow
 
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
-        "matrix",
-        help="list the targets, or render the workflow that builds them",
-        description="List the targets.",
-    )
+    parser = arguments.sub_parser(commands, "matrix")
     parser.add_argument("--github", action="store_true", help=f"write {workflow.PATH}: a job for each target")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when the workflow is stale")
     parser.set_defaults(run=_run, interrupted="interrupted; nothing was changed.")

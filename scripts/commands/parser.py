@@ -1,39 +1,15 @@
-"""The parser of all commands, in the order of ``--help``."""
+"""The parser of all commands, in the order of the table."""
 
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from scripts.commands import (
-    apply,
-    archs,
-    audit,
-    bench,
-    build,
-    changes,
-    compare,
-    emulate,
-    export,
-    forecast,
-    guards,
-    image,
-    lint,
-    matrix,
-    patches,
-    prefixes,
-    rebase,
-    timings,
-    verify,
-)
+from scripts.commands.table import COMMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_MODULES = (
-    build, matrix, image, emulate, archs, bench, compare, verify, audit,
-    apply, export, patches, lint, guards, forecast, rebase, prefixes, timings, changes,
-)  # fmt: skip
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -42,8 +18,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="nox -s", description="Build and prove deterministic FlashAttention wheels."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in _MODULES:
-        module.add(commands)
+    for module in dict.fromkeys(command.module_name for command in COMMANDS):
+        import_module(module).add(commands)
     for name, command in commands.choices.items():
         command.prog = f"nox -s {name} --"  # as nox passes arguments on
     options, unknown = parser.parse_known_args(arguments)

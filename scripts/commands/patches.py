@@ -11,7 +11,7 @@ from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import clone, move, reach
+from scripts.series import clone, landed, reach
 from scripts.source import kernel_set, matrix
 
 if TYPE_CHECKING:
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(
-        commands,
-        "patches",
-        "list the patches: what each is for, touches and guards, and which others it needs",
-    )
+    parser = arguments.series_parser(commands, "patches")
     parser.add_argument(
         "patch",
         metavar="PATCH",
@@ -44,7 +40,7 @@ def _run(options: argparse.Namespace) -> None:
         names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
         graph = {
             names[c]: sorted(names[n] for n in needed)
-            for c, needed in move.needs(repository, commits).items()
+            for c, needed in landed.needs(repository, commits).items()
         }
     if options.json:
         console.result(

@@ -14,14 +14,10 @@ from scripts.series import clone, prefixes
 
 def add(commands: Any) -> None:
     """The two sub-parsers; each sets ``run``."""
-    for name, run, text in (
-        ("each", _each, "run a command on upstream and after every patch"),
-        ("bisect", _bisect, "find the first patch with which a command fails"),
-    ):
-        parser = arguments.sub_parser(
+    for name, run in (("each", _each), ("bisect", _bisect)):
+        parser = arguments.series_parser(
             commands,
             name,
-            text,
             "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: cannot be tested.",
         )
         parser.add_argument(

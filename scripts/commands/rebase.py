@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.sub_parser(
-        commands,
-        "rebase",
-        "move the series to another release of upstream",
-        "Stops where a person must look, and says what to do next.",
+    parser = arguments.series_parser(
+        commands, "rebase", "Stops where a person must look, and says what to do next."
     )
     parser.add_argument(
         "version",

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    arguments.sub_parser(commands, "timings", "time these commands beside git am and quilt").set_defaults(
-        run=_run
-    )
+    arguments.series_parser(commands, "timings").set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:

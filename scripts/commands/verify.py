@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified
+from scripts.commands import arguments
 from scripts.source import matrix, upstream
-from scripts.wheels import verify
+from scripts.wheels import origin, verify
 
 if TYPE_CHECKING:
     import argparse
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = commands.add_parser(
+    parser = arguments.sub_parser(
+        commands,
         "verify",
-        help="prove wheels",
-        description="Prove wheels on the GPU of this machine; the proof is written beside each. Without a GPU it ends with 'not verified': exit status 3 of python -m scripts verify, 1 of nox as of any failure.",
+        "The proof is written beside each wheel. Without a GPU it ends with 'not verified'.",
     )
     parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
     parser.add_argument(
@@ -49,9 +50,11 @@ def _run(options: argparse.Namespace) -> None:
     waiting: BuildError | None = None
     for path in options.wheels or verify.wheels_in(layout.DIST):
         try:
-            origin = verify.check_series(verify.facts_of(path), layout.ROOT, layout.cache("sdist"))
-            console.note(f"{path.name}: its series is that of {origin.where}")
-            verify.verify(path, origin.checkout, layout.ROOT / "tests/wheel", layout.BUILD, options.pytest)
+            built_from = origin.check_series(verify.facts_of(path), layout.ROOT, layout.cache("sdist"))
+            console.note(f"{path.name}: its series is that of {built_from.where}")
+            verify.verify(
+                path, built_from.checkout, layout.ROOT / "tests/wheel", layout.BUILD, options.pytest
+            )
         except BuildError as e:
             console.error(str(e))
             # A failure outweighs a wheel that could not be proved.

@@ -17,7 +17,7 @@ import tempfile
 import time
 import zlib
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,56 +26,17 @@ from scripts.base.errors import CompileError
 from scripts.base.git import Repository
 from scripts.base.process import last_lines
 from scripts.lab import metering
+from scripts.lab.build_figures import Ours, Side, Spent
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import build, compiling, kernels, toolchain, torch_environment, wheel
+from scripts.wheels import build, choice, compiling, kernels, linking, toolchain, torch_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 KERNELS = "hdim64,fp16"  # of each pass a file, causal and not
-_WHEELS = 16  # of a matrix of four torches and four Pythons
 ARCHITECTURES = ("80", "90", "100", "120")  # that upstream's setup.py can be asked for
 _THEIRS = 1.7  # how much longer upstream's files take, for the time left
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What a step took."""
-
-    cpu_seconds: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two builds: CPU seconds of its kernel files and its binding, and what they make, stripped and deflated as in a wheel."""
-
-    kernels: dict[str, float]
-    binding: float
-    deflated_bytes: int
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Of all kernel files."""
-        return sum(self.kernels.values())
-
-
-@dataclass(frozen=True)
-class Line:
-    """One figure beside its goal."""
-
-    what: str
-    ours: str
-    upstream: str
-    value: float
-    goal: float
-    unit: str
-
-    @property
-    def met(self) -> bool:
-        """Whether the goal is."""
-        return self.value <= self.goal
 
 
 @contextmanager
@@ -89,80 +50,6 @@ def _spending(into: list[Spent]) -> Iterator[None]:
     before, started = cpu(), time.monotonic()
     yield
     into.append(Spent(cpu() - before, time.monotonic() - started))
-
-
-@dataclass(frozen=True)
-class Ours:
-    """What this build system's side took.
-
-    Attributes:
-        side: what upstream's is held against.
-        without_bias: CPU seconds of the same kernel files without attn_mask and attn_bias; None where that was the choice.
-        further: one more wheel from the same kernel objects.
-        again: a build with nothing changed.
-        recompiled: kernel files that a change of ``flash_api.cpp`` compiles again.
-        share: of the kernel files, those that the further wheel compiled again.
-    """
-
-    side: Side
-    without_bias: dict[str, float] | None
-    further: Spent
-    again: Spent
-    recompiled: int
-    share: float
-
-
-def lines(taken: Ours, theirs: Side) -> list[Line]:
-    """The figures, each beside its goal: ratios to upstream's side or to ours without masks and biases, and seconds."""
-    ours, share = taken.side, taken.share
-    one, other = ours.cpu_seconds, theirs.cpu_seconds
-    without = sum(taken.without_bias.values()) if taken.without_bias else 0
-    bindings = tuple(_WHEELS * side.binding for side in (ours, theirs))
-    return [
-        Line("nvcc, these kernel files", f"{one:.0f} CPU s", f"{other:.0f} CPU s", one / other, 0.6, "×"),
-        Line(
-            f"nvcc, {_WHEELS} wheels of one CUDA (and g++)",
-            f"{one * (1 + (_WHEELS - 1) * share):.0f} (and {bindings[0]:.0f}) CPU s",
-            f"{_WHEELS * other:.0f} (and {bindings[1]:.0f}) CPU s",
-            1 + (_WHEELS - 1) * share,
-            1.1,
-            "× one's",
-        ),
-        *(
-            [
-                Line(
-                    "nvcc, for masks and biases",
-                    f"{one:.0f} CPU s, {without:.0f} without",
-                    "",
-                    one / without,
-                    1.25,
-                    "×",
-                )
-            ]
-            if without
-            else []
-        ),
-        Line(
-            "a further torch or Python, installed",
-            f"{taken.further.seconds:.0f} s",
-            "",
-            taken.further.seconds,
-            90,
-            "s",
-        ),
-        Line("nothing changed", f"{taken.again.seconds:.1f} s", "", taken.again.seconds, 5, "s"),
-        Line(
-            "flash_api.cpp changed: kernel files compiled", str(taken.recompiled), "", taken.recompiled, 0, ""
-        ),
-        Line(
-            "extension, deflated",
-            f"{ours.deflated_bytes / 1e6:.2f} MB",
-            f"{theirs.deflated_bytes / 1e6:.2f} MB",
-            ours.deflated_bytes / theirs.deflated_bytes,
-            0.8,
-            "×",
-        ),
-    ]
 
 
 def _deflated(extension: Path) -> int:
@@ -262,7 +149,7 @@ def _upstreams(
     return compiles, binding
 
 
-def folder_of(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain) -> Path:
+def folder_of(loaded: matrix.Matrix, job: choice.Job, tools: toolchain.Toolchain) -> Path:
     """Where one choice is measured, so that the same command goes on after an interruption."""
     parts = (
         job,
@@ -278,7 +165,7 @@ def folder_of(loaded: matrix.Matrix, job: build.Job, tools: toolchain.Toolchain)
 
 def compare(
     loaded: matrix.Matrix,
-    job: build.Job,
+    job: choice.Job,
     tools: toolchain.Toolchain,
     options: build.BuildOptions,
     folder: Path,
@@ -309,7 +196,7 @@ def compare(
     sizes = []
     for name, compiles in (("ours", [binding, *ours]), ("upstream", [their_binding, *theirs])):
         extension = folder / f"{name}.so"
-        wheel.link(tools, [one.target for one in compiles], extension, folder / "logs" / "link.log")
+        linking.link(tools, [one.target for one in compiles], extension, folder / "logs" / "link.log")
         sizes.append(_deflated(extension))
     for begun in (unit.target.parent, folder / "metadata", folder / "dist"):
         shutil.rmtree(begun, ignore_errors=True)

@@ -13,7 +13,7 @@ from scripts.base.errors import CompileError, UsageError
 from scripts.lab.objects import Code, read_kernels
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import compiling, kernels, toolchain
+from scripts.wheels import compiling, flags, kernels, toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def _own(name: str) -> str:
     return re.split(r"S\w*_E{2,}", name)[-1]
 
 
-def flags(name: str) -> list[str] | None:
+def template_flags(name: str) -> list[str] | None:
     """The flags that a kernel is compiled for; None where it has other arguments. By its mangled name."""
     known = _FLAGS.get(_template(name) or "")
     return known and [
@@ -68,7 +68,7 @@ def flags(name: str) -> list[str] | None:
 
 def spell(name: str) -> str:
     """A kernel's name for people: its template, its tile's sizes, and the flags that are set or, of others, the arguments."""
-    template, own_flags = _template(name), flags(name)
+    template, own_flags = _template(name), template_flags(name)
     if template is None:
         return name
     sizes = re.search(r"traitsI((?:Li\d+E)+)", name)
@@ -111,7 +111,7 @@ def compiled(
 ) -> list[dict[str, dict[str, Code]]]:
     """Of each tree, by kernel file: the kernels, by their mangled names. With the default target's compiler, and the compile cache."""
     tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
-    flavour = replace(kernels.FORK, code=tuple(kernels.gencode((architecture,), {})))  # not packed
+    flavour = replace(kernels.FORK, code=tuple(flags.gencode((architecture,), {})))  # not packed
     plans = [
         kernels.Plan(applied, tools, wanted, (architecture,), layout.BUILD, flavour)
         for applied, wanted in sources

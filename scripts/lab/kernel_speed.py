@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, layout
 from scripts.base.errors import NotVerified, UsageError, VerifyError
-from scripts.wheels import build, verify
+from scripts.wheels import build, choice, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -241,7 +241,7 @@ def require_gpu() -> None:
         )
 
 
-def measure(loaded: matrix.Matrix, job: build.Job, options: build.BuildOptions, result: Path) -> None:
+def measure(loaded: matrix.Matrix, job: choice.Job, options: build.BuildOptions, result: Path) -> None:
     """Build the wheel and stock's extension, and run the benchmark with both, in an environment of their own.
 
     Raises:

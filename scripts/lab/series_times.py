@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from scripts.series.model import Series
-    from scripts.source.matrix import Upstream
+    from scripts.source.matrix_tables import Upstream
     from scripts.source.releases import Release
 
 REPEATS = 3

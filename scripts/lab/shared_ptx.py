@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console, layout
 from scripts.base.errors import CompileError
 from scripts.lab.objects import machine_code
-from scripts.wheels import compiling, kernels, toolchain
+from scripts.wheels import compiling, flags, kernels, toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,13 +74,13 @@ def check(
         both = (base, *others)
         work = []
         for way in (shared_ptx, {}):
-            flavour = replace(kernels.FORK, code=tuple(kernels.gencode(both, way)))
+            flavour = replace(kernels.FORK, code=tuple(flags.gencode(both, way)))
             # The compile cache may not be able to keep the first of the two.
             plan = kernels.Plan(
                 applied, replace(tools, sccache=None), tuple(wanted), both, layout.BUILD, flavour, way
             )
             console.step(
-                f"{len(wanted)} kernel files, PTX for {', '.join('compute_' + a for a in kernels.front_halves(both, way))}"
+                f"{len(wanted)} kernel files, PTX for {', '.join('compute_' + a for a in flags.front_halves(both, way))}"
             )
             work.append((plan, kernels.kernel_units(plan)))
         compiling.compile_together(work, None)

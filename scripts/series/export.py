@@ -7,15 +7,17 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scripts.base import files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import model, tree
+from scripts.series import marker, model, tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from scripts.series.marker import Applied
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,9 @@ def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> di
         return {name: (Path(folder) / name).read_bytes() for name in names}
 
 
-def _carry_over(repository: Repository, marker: dict[str, Any]) -> str:
+def _carry_over(repository: Repository, applied: Applied) -> str:
     """How to take one's own commits from a tree to the one that a new apply makes."""
-    own = repository.run("log", "--reverse", "--format=%h", f"{marker['commit']}..HEAD", writes=False).split()
+    own = repository.run("log", "--reverse", "--format=%h", f"{applied.commit}..HEAD", writes=False).split()
     if not own:
         return "Run nox -s apply -- --reset for the whole series"
     return f"Run nox -s apply -- --reset, which keeps your commits, then git -C {repository.root} cherry-pick {' '.join(own)}"
@@ -171,20 +173,20 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         )
     if changed := repository.run("status", "--porcelain").strip():
         raise SeriesError(f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them.")
-    marker = tree.read_marker(root)
-    if marker is None or marker["pin"] is None:
+    applied = marker.read_marker(root)
+    if applied is None or not applied.pin:
         raise SeriesError(f"{root} is nothing that nox -s apply of this version made; nothing was exported.")
-    if len(marker["patches"]) < marker["of"]:
+    if len(applied.patches) < applied.of:
         raise SeriesError(
-            f"{root} holds the first {len(marker['patches'])} of {marker['of']} patches (apply --to): exporting it would drop the rest. "
-            f"{_carry_over(repository, marker)}, and amend there (git rebase -i)."
+            f"{root} holds the first {len(applied.patches)} of {applied.of} patches (apply --to): exporting it would drop the rest. "
+            f"{_carry_over(repository, applied)}, and amend there (git rebase -i)."
         )
-    status, _, _ = repository.attempt("merge-base", "--is-ancestor", marker["base"], "HEAD")
+    status, _, _ = repository.attempt("merge-base", "--is-ancestor", applied.base, "HEAD")
     if status != 0:
         raise SeriesError(
-            f"{root}: HEAD does not stand on the base {marker['base'][:12]} any more; nothing was exported."
+            f"{root}: HEAD does not stand on the base {applied.base[:12]} any more; nothing was exported."
         )
-    patches = exported_patches(repository, marker["base"])
+    patches = exported_patches(repository, applied.base)
     if not patches:
         raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
     different = (
@@ -193,7 +195,7 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         else [f"{model.LISTING} is missing"]
     )
     if not different:
-        _remember(repository, marker, folder, patches)
+        _remember(repository, applied, folder, patches)
         return Exported((), ())
     if check:
         raise SeriesError(
@@ -201,23 +203,21 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         )
     now = model.digests(folder)
     if moved := sorted(
-        name for name in now.keys() | marker["patches"].keys() if now.get(name) != marker["patches"].get(name)
+        name for name in now.keys() | applied.patches.keys() if now.get(name) != applied.patches.get(name)
     ):
         raise SeriesError(
-            f"{folder} changed since {root} was applied from it: {', '.join(moved)}. Exporting would undo that. {_carry_over(repository, marker)}."
+            f"{folder} changed since {root} was applied from it: {', '.join(moved)}. Exporting would undo that. {_carry_over(repository, applied)}."
         )
     written = write_folder(folder, patches)
-    _remember(repository, marker, folder, patches)
+    _remember(repository, applied, folder, patches)
     return written
 
 
-def _remember(
-    repository: Repository, marker: dict[str, Any], folder: Path, patches: dict[str, bytes]
-) -> None:
+def _remember(repository: Repository, applied: Applied, folder: Path, patches: dict[str, bytes]) -> None:
     """The tree and patches/ agree: give the tree the commits that the series has everywhere, and note what it is."""
     series = model.read(folder)
-    base, head = marker["base"], repository.resolve("HEAD")
-    if head != marker["commit"]:
+    base, head = applied.base, repository.resolve("HEAD")
+    if head != applied.commit:
         with tempfile.TemporaryDirectory(prefix="fa2-export-") as aside:
             copy = Repository(Path(aside) / "source", SeriesError)
             repository.run(
@@ -232,13 +232,13 @@ def _remember(
             copy.run("checkout", "--quiet", "--detach", base)
             copy.run(*tree.AM, *(str(folder.resolve() / name) for name in patches))
             repository.run("fetch", "--quiet", "--no-tags", str(copy.root), "HEAD")
-            applied = copy.resolve("HEAD")
-        if repository.resolve(f"{applied}^{{tree}}") != repository.resolve("HEAD^{tree}"):
+            canonical = copy.resolve("HEAD")
+        if repository.resolve(f"{canonical}^{{tree}}") != repository.resolve("HEAD^{tree}"):
             raise SeriesError(
                 f"{folder}: the patches do not give the files of {repository.root}; this is a fault of export."
             )
         repository.run(
-            "update-ref", "-m", "export: the same files with the series' own dates", "HEAD", applied
+            "update-ref", "-m", "export: the same files with the series' own dates", "HEAD", canonical
         )
-        head = applied
-    tree.write_marker(repository.root, marker["pin"], series, base, head, len(patches))
+        head = canonical
+    marker.write_marker(repository.root, applied.pin, series, base, head, len(patches))

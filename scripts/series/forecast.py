@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.series import move
+from scripts.series import landed, move
 from scripts.series.move import Move, Outcome
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scripts.base.git import Repository
     from scripts.series.model import Patch, Series
     from scripts.series.move import Workspace
-    from scripts.source.matrix import Upstream
+    from scripts.source.matrix_tables import Upstream
     from scripts.source.releases import Release
     from scripts.source.upstream import Checkout
 
@@ -32,10 +32,10 @@ def forecast(
         git: upstream's repository with the old and the new commit, where there is one, for patch-ids.
     """
     repository, commits = space.repository, space.commits
-    graph = move.needs(repository, commits)
+    graph = landed.needs(repository, commits)
     names = {commit: patch.name for commit, patch in zip(commits, patches, strict=True)}
-    there = move.landed(space, patches)
-    ids = move.landed_in(git[0], space, git[1], git[2]) if git else {}
+    there = landed.landed(space, patches)
+    ids = landed.landed_in(git[0], space, git[1], git[2]) if git else {}
     moves: list[Move] = []
     stuck: set[str] = set()
     for commit in commits:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from scripts.base.documents import Document
+from scripts.series import model
+from scripts.source.matrix_tables import Upstream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORMAT = 1
+GO_ON = "nox -s rebase -- --continue"
+SKIP = "nox -s rebase -- --skip --reason 'WHY'"
+ABORT = "nox -s rebase -- --abort"
+WRITTEN = ("patches", "wheel_matrix.toml", "CHANGES.md")  # by the end of a rebase
+BESIDE = (f"patches/{model.LISTING}", *WRITTEN[1:])  # of those, what is no patch
 STATE = "state.json"  # in the folder of a rebase
 
 
@@ -18,8 +26,7 @@ def under_way(folder: Path) -> bool:
     return (folder / STATE).exists()
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(Document):
     """A patch that was dealt with."""
 
     patch: str
@@ -29,36 +36,48 @@ class Done:
     evidence: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class State:
+class State(Document):
     """Where a rebase stands."""
 
-    old_pin: dict[str, Any]
-    new_pin: dict[str, Any]
+    format: Literal[1] = 1
+    old_pin: Upstream
+    new_pin: Upstream
     old_base: str
     new_base: str
     tip: str
     patches: dict[str, str]  # name to sha256, as patches/ had them at the start
-    landed: dict[str, tuple[str, str]]
+    landed: dict[str, tuple[str, str]]  # name to outcome and evidence
     done: tuple[Done, ...] = ()
     stopped: bool = False  # the next patch lies in the work tree for a person
-    moved: dict[str, str] = field(
+    moved: dict[str, str] = Field(
         default_factory=dict
     )  # the new patches, from when patches/ may have been written
     started: str = ""  # this repository's commit at the start, where it is one
-    wrote: dict[str, str] = field(
+    wrote: dict[str, str] = Field(
         default_factory=dict
     )  # sha256 of what is written beside the patches, from before it is
     aborting: bool = False  # what was written is being put back
     gitlink: str = ""  # the submodule's commit in the index, before
 
+    @property
+    def head(self) -> str:
+        """The last patch's commit on the new base."""
+        return next((d.commit for d in reversed(self.done) if not d.reason), self.new_base)
+
+    def but(self, **changes: Any) -> State:
+        """The same with other values."""
+        return self.model_copy(update=changes)
+
+    def with_done(self, done: Done) -> State:
+        """The same with one more patch dealt with, and nothing for a person to do."""
+        return self.but(done=(*self.done, done), stopped=False)
+
     def as_text(self) -> str:
         """What state.json holds."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Document):
     """What a finished rebase did."""
 
     old: str
@@ -73,4 +92,4 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
-        return asdict(self)
+        return self.model_dump(mode="json")

@@ -8,7 +8,6 @@ tree is never thrown away unasked.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 import tempfile
@@ -16,19 +15,19 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scripts.base import console, files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.series.marker import pin_key, read_marker, write_marker
 from scripts.source import upstream
 
 if TYPE_CHECKING:
+    from scripts.series.marker import Applied
     from scripts.series.model import Series
-    from scripts.source.matrix import Upstream
+    from scripts.source.matrix_tables import Upstream
 
-_MARKER = "series.json"  # in the repository's .git: what was applied
-_MARKER_FORMAT = 2
 AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
 _KEEP_OR_DROP = "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, keeping its commits and stashes under refs/replaced"
 
@@ -86,37 +85,6 @@ def in_progress(root: Path) -> str | None:
     return next((what for name, what in names.items() if (root / ".git" / name).exists()), None)
 
 
-def pin_key(pin: Upstream) -> str:
-    """What a base is made of."""
-    return f"{pin.distribution} {pin.version} {pin.commit} {pin.cutlass} {pin.sdist_sha256}"
-
-
-def read_marker(root: Path) -> dict[str, Any] | None:
-    """What was applied to a tree; None for a tree that is not ours. Of an older format the commit alone counts."""
-    try:
-        found: dict[str, Any] = json.loads((root / ".git" / _MARKER).read_text(encoding="utf-8"))
-        current = found["format"] == _MARKER_FORMAT
-        return found if current else {"commit": found["commit"], "pin": None, "digest": None, "base": ""}
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def write_marker(root: Path, pin: str, series: Series, base: str, commit: str, of: int) -> str:
-    """Note what a tree is made of; the series' digest."""
-    digest, patches = series.digest(base), {p.name: p.sha256 for p in series.patches}
-    facts = {
-        "format": _MARKER_FORMAT,
-        "pin": pin,
-        "digest": digest,
-        "base": base,
-        "commit": commit,
-        "of": of,
-        "patches": patches,
-    }
-    files.write(root / ".git" / _MARKER, json.dumps(facts) + "\n")
-    return digest
-
-
 def try_patch(repository: Repository, path: Path) -> tuple[int, str]:
     """Whether git could apply a patch to the work tree, as an exit status, and what it says of each hunk; nothing is changed."""
     status, out, err = repository.attempt("apply", "--check", "--verbose", "--whitespace=nowarn", str(path))
@@ -140,14 +108,14 @@ def _prove_exact(repository: Repository, path: Path) -> None:
         )
 
 
-def _work_at_stake(repository: Repository, marker: dict[str, Any]) -> str | None:
+def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     """What is in a tree and in no patch, in words; None when it may be replaced."""
     root = repository.root
     if operation := in_progress(root):
         return f"{root} is in the middle of a {operation}; finish it there (git status tells how) or abort it"
     if changed := repository.run("status", "--porcelain").strip():
         return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
-    head, known = repository.resolve("HEAD"), marker["commit"]
+    head, known = repository.resolve("HEAD"), applied.commit
     ahead = repository.run("log", "--format=    %h %s", head, "--branches", f"^{known}", writes=False)
     if ahead:
         return f"{root} has commits that are in no patch:\n{ahead}"
@@ -169,29 +137,27 @@ def _moment(root: Path) -> int:
 
 def unsaved(root: Path) -> str | None:
     """What is in a finished tree and in no patch, in words; None when there is nothing, or no tree."""
-    marker = read_marker(root)
-    return _work_at_stake(Repository(root, SeriesError), marker) if marker else None
+    applied = read_marker(root)
+    return _work_at_stake(Repository(root, SeriesError), applied) if applied else None
 
 
 def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | None:
     """The finished tree when it is of these bytes; None when it may be replaced."""
     if not root.exists():
         return None
+    if reset and (root / ".git").is_dir():
+        return None
     finished = Repository(root, SeriesError)
-    marker = read_marker(root)
-    if marker is None or not finished.is_top_level():
-        if reset and (root / ".git").is_dir():
-            return None
+    applied = read_marker(root)
+    if applied is None or not finished.is_top_level():
         raise SeriesError(f"{root} is nothing that nox -s apply made; move it away, or delete it.")
-    if reset:
-        return None
     seen = _moment(root)
-    if stake := _work_at_stake(finished, marker):
+    if stake := _work_at_stake(finished, applied):
         raise SeriesError(f"{stake}." if in_progress(root) else f"{stake}. {_KEEP_OR_DROP}.")
-    digest = series.digest(marker["base"])
-    if (marker["pin"], marker["digest"]) != (pin_key(pin), digest):
+    digest = series.digest(applied.base)
+    if (applied.pin, applied.digest) != (pin_key(pin), digest):
         return None
-    return Tree(root, marker["base"], marker["commit"], digest, *sources(finished), seen=seen)
+    return Tree(root, applied.base, applied.commit, digest, *sources(finished), seen=seen)
 
 
 def sources(repository: Repository) -> tuple[str, str]:

@@ -10,12 +10,13 @@ import tomlkit
 from scripts.base.errors import MatrixError
 from scripts.base.git import Repository
 from scripts.source import matrix as model
-from scripts.source.matrix import UNKNOWN
+from scripts.source.matrix_tables import UNKNOWN
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripts.source.matrix import Matrix, Upstream
+    from scripts.source.matrix import Matrix
+    from scripts.source.matrix_tables import Upstream
 
 
 def write(matrix: Matrix, pin: Upstream) -> bool:

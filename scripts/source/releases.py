@@ -14,7 +14,7 @@ from scripts.base import console, pip
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
 from scripts.source import upstream
-from scripts.source.matrix import UNKNOWN, Upstream
+from scripts.source.matrix_tables import UNKNOWN, Upstream
 
 if TYPE_CHECKING:
     from pathlib import Path

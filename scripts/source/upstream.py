@@ -23,14 +23,14 @@ from scripts.base.errors import UpstreamError
 from scripts.base.fetch import OtherContentError, fetch, sha256
 from scripts.base.git import Repository
 from scripts.base.pip import PipConfig
-from scripts.source.matrix import UNKNOWN
+from scripts.source.matrix_tables import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from unearth.fetchers import Fetcher
 
-    from scripts.source.matrix import Upstream
+    from scripts.source.matrix_tables import Upstream
 
 CUTLASS = "csrc/cutlass"
 _IN_SDIST = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import os
 import shutil
@@ -18,32 +17,13 @@ from scripts.base.errors import BuildError, UsageError, WheelError
 from scripts.base.process import last_lines
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import compiling, containers, kernels, toolchain, wheel
+from scripts.wheels import compiling, containers, kernels, linking, metadata, toolchain, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Job:
-    """One wheel to build."""
-
-    target: matrix.Target
-    python: str
-    kernels: tuple[kernel_set.Kernel, ...]
-    architectures: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which wheels to build. Nothing said: the default target, for the running Python, with what the target lists."""
-
-    target: str | None = None  # its name, or a glob
-    every_target: bool = False
-    pythons: tuple[str, ...] = ()  # or "all" alone: those of the target
-    kernels: tuple[kernel_set.Kernel, ...] = ()
-    architectures: tuple[str, ...] = ()
+    from scripts.wheels.choice import Job
 
 
 @dataclass(frozen=True)
@@ -127,18 +107,18 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
     compiled = _compile(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
     extension = (
         binding.target.parent
-        / f"{flavour.extension}-{kernels.extension_key(compiled.objects, wheel.link_options(tools))}.so"
+        / f"{flavour.extension}-{kernels.extension_key(compiled.objects, linking.link_options(tools))}.so"
     )
     if not extension.exists():
         console.step("Linking")
-        wheel.link(tools, compiled.objects, extension, build / "logs" / "link.log")
+        linking.link(tools, compiled.objects, extension, build / "logs" / "link.log")
     if options.stock:
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{flavour.extension}.cpython-{tools.environment.tag[2:]}-x86_64-linux-gnu.so"
         shutil.copyfile(extension, path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)
     else:
-        facts = wheel.provenance(loaded, job.target, patches, plan)
+        facts = metadata.provenance(loaded, job.target, patches, plan)
         path = wheel.pack(loaded, job.target, plan, extension, facts, notice=layout.ROOT / "NOTICE", dist=out)
     content = path.read_bytes()
     built = Built(
@@ -204,46 +184,6 @@ def _difference(ours: Path, theirs: Path) -> str:
             if n not in a.namelist() or n not in b.namelist() or a.read(n) != b.read(n)
         ]
     return f"    {', '.join(names) or 'the archive itself, not what is in it'} (pip install diffoscope shows more)"
-
-
-def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
-    """The wheels of a choice: each target with each Python.
-
-    Raises:
-        UsageError: there is no such target, or none has what was asked for.
-    """
-    if choice.every_target:
-        targets = loaded.targets
-    elif choice.target is None:
-        targets = (loaded.default(),)
-    else:
-        targets = tuple(t for t in loaded.targets if fnmatch.fnmatchcase(t.name, choice.target)) or (
-            loaded.named(choice.target),
-        )
-    jobs = []
-    for target in targets:
-        wanted = target.pythons if choice.pythons == ("all",) else choice.pythons or (None,)
-        for version in wanted:
-            try:
-                python = toolchain.check_python(target, version)
-            except UsageError as e:
-                if len(targets) == 1:
-                    raise
-                console.warn(f"left out: {e}")
-                continue
-            if mistake := matrix.too_early(target.cuda, choice.architectures):
-                raise UsageError(f"--arch: {mistake}; target {target.name} is for CUDA {target.cuda}.")
-            jobs.append(
-                Job(
-                    target,
-                    python,
-                    choice.kernels or target.kernels,
-                    choice.architectures or target.architectures,
-                )
-            )
-    if not jobs:
-        raise UsageError("no target has the Python that was asked for.")
-    return jobs
 
 
 def made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:

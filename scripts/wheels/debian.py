@@ -26,7 +26,7 @@ from scripts.base.fetch import OtherContentError, fetch
 from scripts.base.process import run
 
 if TYPE_CHECKING:
-    from scripts.source.matrix import Assembled
+    from scripts.source.matrix_tables import Assembled
 
 MIRROR = "DEBIAN_MIRROR"
 _OWN = PurePosixPath("usr/lib/nvidia-cuda-toolkit")

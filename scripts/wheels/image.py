@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console
 from scripts.base.errors import ToolchainError
 from scripts.base.process import run
-from scripts.wheels import containers
+from scripts.wheels import containers, engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str
         raise ToolchainError(
             "debootstrap needs root. With a registry in reach no image need be made: leave --image out."
         )
-    engine = containers.find_engine(containers.LOCAL_IMAGE, folder / "podman")
+    podman = engine.find_engine(containers.LOCAL_IMAGE, folder / "podman")
     rootfs = folder / "rootfs.part"
     shutil.rmtree(rootfs, ignore_errors=True)
     console.step("Debian's packages (debootstrap)")
@@ -115,10 +115,10 @@ def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str
     console.step(f"Importing {containers.LOCAL_IMAGE}")
     pipe = f"tar --directory={shlex.quote(str(rootfs))} --create . | podman import - {containers.LOCAL_IMAGE}:latest"
     run(
-        [*engine.wrapper, "sh", "-c", pipe],
+        [*podman.wrapper, "sh", "-c", pipe],
         error=ToolchainError,
         what="could not import the image",
-        env=engine.environment,
+        env=podman.environment,
         log=log,
     )
     shutil.rmtree(rootfs)

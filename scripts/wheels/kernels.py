@@ -16,7 +16,17 @@ from packaging.version import Version
 
 from scripts.base.process import quoted
 from scripts.source.kernel_set import Kernel, Pass
-from scripts.source.matrix import ARCHITECTURES
+from scripts.wheels.flags import (
+    COMPRESS,
+    COMPRESS_FROM,
+    CXX_FLAGS,
+    NVCC_FLAGS,
+    for_gpus,
+    front_halves,
+    gencode,
+    masks,
+    without_bias,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,22 +35,6 @@ if TYPE_CHECKING:
     from scripts.series.tree import Snapshot, Tree
     from scripts.wheels.toolchain import Toolchain
 
-# As upstream's setup.py has them, so that stock and patched kernels are compiled alike.
-NVCC_FLAGS = (
-    "-O3",
-    "-std=c++17",
-    "-U__CUDA_NO_HALF_OPERATORS__",
-    "-U__CUDA_NO_HALF_CONVERSIONS__",
-    "-U__CUDA_NO_HALF2_OPERATORS__",
-    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
-    "--expt-relaxed-constexpr",
-    "--expt-extended-lambda",
-    "--use_fast_math",
-)
-CXX_FLAGS = ("-O3", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
-# What machine code shrinks to a quarter with; an object of 13.0 asks for a driver that can unpack it anyway (R580).
-_COMPRESS = ("--compress-mode=size",)
-_COMPRESS_FROM = Version("13.0")
 _CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream builds with 17
 # nvcc puts a hash of the source's real path, one of the working directory and its process id into the names of what is
 # static in a kernel file. The first is the last path given; the seed takes the others' place. (12.4 has neither them nor a seed.)
@@ -137,58 +131,14 @@ def seconds_expected(
     )
 
 
-def masks(kernels: Sequence[Kernel]) -> list[str]:
-    """Definitions that tell the binding which kernels there are (``fork_kernel_set.h``)."""
-    return [
-        f"-DFORK_KERNELS_{kind.name}=0x{sum(1 << k.bit for k in kernels if k.kind is kind):06x}"
-        for kind in Pass
-    ] + _without_bias(kernels)
-
-
-def _without_bias(kernels: Sequence[Kernel]) -> list[str]:
-    return [] if all(k.bias for k in kernels) else ["-DFORK_NO_BIAS"]
-
-
-def for_gpus(architectures: Sequence[str]) -> str:
-    """The definition that tells kernel files which machine code there will be, and no PTX (``fork_gpus.h``)."""
-    return f"-DFORK_ARCHITECTURES=0x{sum(1 << ARCHITECTURES.index(a) for a in architectures):03x}"
-
-
-def front_halves(
-    architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]
-) -> dict[str, tuple[str, ...]]:
-    """For which compute capabilities PTX is made, and machine code for which from it.
-
-    >>> front_halves(("80", "90", "120"), {"80": ("86", "90")})
-    {'80': ('80', '90'), '120': ('120',)}
-    >>> front_halves(("90",), {"80": ("86", "90")})
-    {'90': ('90',)}
-    """
-    made: dict[str, tuple[str, ...]] = {}
-    for architecture in architectures:
-        base = next((b for b, others in shared_ptx.items() if architecture in (b, *others)), architecture)
-        group = tuple(a for a in architectures if a in (base, *shared_ptx.get(base, ())))
-        made |= {base: group} if len(group) > 1 else {architecture: (architecture,)}
-    return made
-
-
-def gencode(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Options for machine code of these compute capabilities, and no PTX."""
-    return [
-        f"-gencode=arch=compute_{base},code="
-        + (f"sm_{group[0]}" if len(group) == 1 else f"[{','.join(f'sm_{a}' for a in group)}]")
-        for base, group in front_halves(architectures, shared_ptx).items()
-    ]
-
-
 def nvcc_flags(plan: Compilation) -> list[str]:
     """The flags that decide what a kernel file becomes; they go into a wheel's provenance."""
-    flags = [*NVCC_FLAGS, *_without_bias(plan.kernels)]
+    flags = [*NVCC_FLAGS, *without_bias(plan.kernels)]
     if not plan.flavour.torch_in_kernels:
         flags.append(for_gpus(plan.architectures))
     if plan.flavour.code:
         return [*flags, *plan.flavour.code]
-    compress = _COMPRESS if Version(plan.toolchain.toolkit.release) >= _COMPRESS_FROM else ()
+    compress = COMPRESS if Version(plan.toolchain.toolkit.release) >= COMPRESS_FROM else ()
     return [*flags, *compress, *gencode(plan.architectures, plan.shared_ptx)]
 
 

@@ -6,7 +6,6 @@ it directly (docs in README.md).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,16 +20,13 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, files, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
-from scripts.base.git import Repository
 from scripts.base.process import run
-from scripts.series import model, tree
-from scripts.source import matrix, upstream
 from scripts.wheels import wheel
 from scripts.wheels.toolchain import find_python
 from scripts.wheels.torch_environment import torch_for_cuda
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from scripts.source import upstream
 
 _NOT_VERIFIED = (
     30  # tests/wheel/conftest.py exits with it when the GPU half did not run, or cases were chosen
@@ -75,78 +71,6 @@ def facts_of(path: Path) -> Facts:
         raise WheelError(
             f"{path}: flash_attn/_fork.json says nothing of torch; build the wheel again."
         ) from e
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Which state of the repository a wheel was built from, and the release that it pinned."""
-
-    where: str
-    checkout: upstream.Checkout
-
-
-def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
-    """Whether this repository, as it is or at one of its commits, gives the series that a wheel says it was built from.
-
-    Args:
-        facts: the wheel's.
-        root: the repository.
-        cache: where sdists are kept.
-
-    Raises:
-        VerifyError: none gives that digest.
-    """
-    try:
-        told = facts.info["series"]
-        wanted = [(p["name"], p["sha256"]) for p in told["patches"]]
-        digest, base = told["digest"], told["base"]
-    except (KeyError, TypeError) as e:
-        raise WheelError(
-            f"{facts.path}: flash_attn/_fork.json says nothing of its series; build the wheel again."
-        ) from e
-    with tempfile.TemporaryDirectory(prefix="fa2-series-") as folder:
-        for where, files, matrix_text in _states(root):
-            if [(name, hashlib.sha256(content).hexdigest()) for name, content in files] != wanted:
-                continue
-            aside = Path(folder)
-            for name, content in files:
-                (aside / name).write_bytes(content)
-            (aside / "wheel_matrix.toml").write_bytes(matrix_text)
-            pin = matrix.load(aside / "wheel_matrix.toml").upstream
-            checkout = upstream.find(pin, root / "upstream", cache)
-            made = tree.base_of(pin, checkout)
-            patches = tuple(model.parse_patch(aside / name) for name, _ in files)
-            if (made, model.Series(aside, patches).digest(made)) == (base, digest):
-                return Origin(where, checkout)
-    raise VerifyError(
-        f"{facts.path.name}: no state of this repository gives its series (digest {digest[:16]}…): built from patches that were never "
-        "committed here, or from another fork. Build it again from this repository."
-    )
-
-
-def _states(root: Path) -> Iterator[tuple[str, list[tuple[str, bytes]], bytes]]:
-    """The series and the matrix as they lie here, then of every commit that changed them, newest first."""
-    here = model.read(root / "patches")
-    yield (
-        "this checkout",
-        [(p.name, p.content) for p in here.patches],
-        (root / "wheel_matrix.toml").read_bytes(),
-    )
-    repository = Repository(root, VerifyError)
-    if not repository.is_top_level():
-        return
-    for commit in repository.run(
-        "log", "--format=%H", "--", "patches", "wheel_matrix.toml", writes=False
-    ).split():
-        names = [name.removeprefix("patches/") for name in repository.files(commit, "patches")]
-        if model.LISTING not in names or "wheel_matrix.toml" not in repository.files(
-            commit, "wheel_matrix.toml"
-        ):
-            continue
-        listed = repository.read(f"{commit}:patches/{model.LISTING}").decode("utf-8").splitlines()
-        order = [name for line in listed if (name := model.name_in(line)) in names]
-        content = [(name, repository.read(f"{commit}:patches/{name}")) for name in order]
-        yield f"commit {commit[:12]}", content, repository.read(f"{commit}:wheel_matrix.toml")
 
 
 def wheels_in(dist: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scripts.base import layout
-from scripts.wheels import containers, wheel
+from scripts.wheels import containers, engine, linking
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -25,8 +25,8 @@ def image_is_there() -> bool:
     if not shutil.which("podman") or not folder.is_dir():
         return False
     return (
-        containers.podman(
-            containers.find_engine(containers.LOCAL_IMAGE, folder), "image", "exists", containers.LOCAL_IMAGE
+        engine.podman(
+            engine.find_engine(containers.LOCAL_IMAGE, folder), "image", "exists", containers.LOCAL_IMAGE
         )
         == 0
     )
@@ -48,7 +48,7 @@ def test_two_wheels_come_from_one_compile_and_carry_nothing_foreign(tmp_path: Pa
     tags = [re.search(r"-cp(\d+)-cp\1-manylinux_\d+_\d+_x86_64\.whl", p.name) for p in made]
     assert [tag and tag[1] for tag in tags] == [p.replace(".", "") for p in PYTHONS]
     for path in made:
-        assert "libtorch_cpu.so" in wheel.audit(path)
+        assert "libtorch_cpu.so" in linking.audit(path)
         with zipfile.ZipFile(path) as archive:
             assert json.loads(archive.read("flash_attn/_fork.json"))["kernel_set"] == [
                 "fwd_hdim32_fp16_causal"

@@ -12,7 +12,7 @@ from scripts.base.errors import SeriesError, UpstreamError
 from scripts.base.git import Repository
 from scripts.base.layout import cache
 from scripts.series import export, model, tree
-from scripts.source import matrix, upstream
+from scripts.source import matrix, matrix_tables, upstream
 
 pytestmark = pytest.mark.network
 
@@ -37,7 +37,7 @@ def applied(checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def submodule(
     checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[matrix.Upstream, Path]:
+) -> tuple[matrix_tables.Upstream, Path]:
     """A clone like the submodule, made of the sdist's files, and a pin to its commits."""
     folder = tmp_path_factory.mktemp("clone") / "upstream"
     upstream.materialise(checkout, folder)
@@ -64,7 +64,7 @@ def test_the_gitlink_is_the_pin() -> None:
         check=True,
     ).stdout
     assert entry.split()[0] == "160000"
-    assert PIN.commit in (entry.split()[1], matrix.UNKNOWN)
+    assert PIN.commit in (entry.split()[1], matrix_tables.UNKNOWN)
     modules = (ROOT / ".gitmodules").read_text()
     assert "path = upstream" in modules
     assert PIN.repository in modules
@@ -82,7 +82,7 @@ def test_the_series_applies_exactly_and_exports_byte_for_byte(applied: tree.Tree
 
 
 def test_git_and_sdist_give_the_same_commit(
-    submodule: tuple[matrix.Upstream, Path], applied: tree.Tree, tmp_path: Path
+    submodule: tuple[matrix_tables.Upstream, Path], applied: tree.Tree, tmp_path: Path
 ) -> None:
     pin, folder = submodule
     checkout = upstream.find(pin, folder, tmp_path, upstream.Source.AUTO)
@@ -92,7 +92,7 @@ def test_git_and_sdist_give_the_same_commit(
 
 
 def test_local_changes_in_the_submodule_do_not_reach_a_build(
-    submodule: tuple[matrix.Upstream, Path], applied: tree.Tree, tmp_path: Path
+    submodule: tuple[matrix_tables.Upstream, Path], applied: tree.Tree, tmp_path: Path
 ) -> None:
     pin, folder = submodule
     changed = folder / "setup.py"
@@ -107,7 +107,7 @@ def test_local_changes_in_the_submodule_do_not_reach_a_build(
 
 @pytest.mark.parametrize("which", ["commit", "cutlass"])
 def test_a_checkout_at_another_commit_is_an_error_with_git_and_a_reason_with_auto(
-    submodule: tuple[matrix.Upstream, Path], which: str, tmp_path: Path
+    submodule: tuple[matrix_tables.Upstream, Path], which: str, tmp_path: Path
 ) -> None:
     pin, folder = submodule
     other = pin.model_copy(update={which: "0" * 40})

@@ -12,9 +12,9 @@ import pytest
 from scripts.base import layout
 from scripts.lab import compare, objects
 from scripts.series import clone, model
-from scripts.source import kernel_set, matrix
+from scripts.source import kernel_set, matrix, matrix_tables
 from scripts.source.upstream import Source
-from scripts.wheels import kernels, toolchain
+from scripts.wheels import flags, toolchain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def tile(name: str) -> str:
 
 def is_rare(name: str) -> bool:
     """Whether it serves calls with a window, slopes, a softcap, dropout, a mask or a bias; or, of a cache, new keys or an uneven head dim."""
-    flags = compare.flags(name)
+    flags = compare.template_flags(name)
     if flags is None:  # kernels that combine splits are for an even head dim, or for any
         return "32flash_fwd_splitkv_combine_kernel" in name and "Lb1EEE" in name
     cache = "24flash_fwd_splitkv_kernel" in name and ("append" in flags or "even_K" not in flags)
@@ -59,12 +59,14 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
 def test_kernels_of_common_calls_are_byte_for_byte_what_they_were(code: tuple[Code, Code], file: str) -> None:
     ours, before = (half[file] for half in code)
     idle = {
-        tile(name) for name in ours if file.startswith("bwd") and "dropout" in (compare.flags(name) or ())
+        tile(name)
+        for name in ours
+        if file.startswith("bwd") and "dropout" in (compare.template_flags(name) or ())
     }  # dropout's alone
     common = [
         name
         for name in before
-        if not is_rare(name) and not (compare.flags(name) is not None and tile(name) in idle)
+        if not is_rare(name) and not (compare.template_flags(name) is not None and tile(name) in idle)
     ]
     assert len(common) >= 3
     assert [name for name in common if name not in ours or ours[name].text != before[name].text] == []
@@ -83,7 +85,7 @@ def test_each_tile_size_of_the_backward_pass_is_for_dropout_or_for_none(code: tu
     for half in code:
         dropout: dict[str, set[bool]] = defaultdict(set)
         for name in half["bwd_hdim32_fp16_causal"]:
-            flags = compare.flags(name)
+            flags = compare.template_flags(name)
             if flags is not None and "WithScores" not in name:
                 dropout[tile(name)].add("dropout" in flags)
         found.append(sorted(dropout.values(), key=sorted))
@@ -129,7 +131,7 @@ def test_what_the_compiler_knows_of_the_gpus(
         [
             tools.cxx,
             "-std=c++17",
-            kernels.for_gpus(architectures),
+            flags.for_gpus(architectures),
             *includes,
             source,
             "-o",
@@ -141,6 +143,6 @@ def test_what_the_compiler_knows_of_the_gpus(
         [tmp_path / "gpus"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert (
-        tuple(known.split())[: len(matrix.ARCHITECTURES)] == matrix.ARCHITECTURES
+        tuple(known.split())[: len(matrix_tables.ARCHITECTURES)] == matrix_tables.ARCHITECTURES
     )  # the order of FORK_ARCHITECTURES' bits
     assert choices.split() == [large, sm8x]

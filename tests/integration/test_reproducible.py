@@ -12,7 +12,7 @@ from scripts.base.errors import CompileError, WheelError
 from scripts.base.process import run
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
-from scripts.wheels import compiling, kernels, toolchain
+from scripts.wheels import compiling, flags, kernels, toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -109,6 +109,6 @@ def test_a_cache_that_answers_nothing_it_was_asked_before_is_an_error(
 def test_a_call_that_the_cache_refuses_is_an_error(
     target: matrix.Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "NVCC_FLAGS", (*kernels.NVCC_FLAGS, "-M"))
+    monkeypatch.setattr(kernels, "NVCC_FLAGS", (*flags.NVCC_FLAGS, "-M"))
     with pytest.raises(CompileError, match="could not keep some calls: -M"):
         compiled(target, tmp_path / "one", monkeypatch, tmp_path / "cache")

@@ -17,7 +17,7 @@ from scripts.base import layout
 from scripts.base.errors import ToolchainError, UpstreamError, WheelError
 from scripts.series import clone, tree
 from scripts.source import matrix
-from scripts.wheels import build, compiling, kernels, toolchain
+from scripts.wheels import build, choice, compiling, kernels, toolchain
 from tests.unit.conftest import ROOT, Command
 
 
@@ -112,7 +112,7 @@ def test_several_builds_are_planned_first_and_share_their_kernels(command: Comma
 def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = matrix.load(layout.MATRIX)
     target = loaded.default()
-    job = build.Job(target, "3.12", target.kernels, ("90",))
+    job = choice.Job(target, "3.12", target.kernels, ("90",))
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
     tools = toolchain.Toolchain(
         toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"),
@@ -138,7 +138,7 @@ def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch:
 def test_a_failed_build_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def build_one(loaded: object, job: build.Job, options: object, place: object) -> build.Built:
+    def build_one(loaded: object, job: choice.Job, options: object, place: object) -> build.Built:
         if job.python == "3.11":
             raise ToolchainError("no compiler for this one.")
         return build.Built(

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from scripts.base.errors import CompileError
-from scripts.lab import build_cost, metering
-from scripts.lab.build_cost import Ours, Side, Spent
+from scripts.lab import build_cost, build_figures, metering
+from scripts.lab.build_figures import Ours, Side, Spent
 
 OURS = Ours(
     Side({"fwd": 200, "bwd": 400}, 30, 1_000_000),
@@ -29,8 +29,8 @@ OURS = Ours(
 THEIRS = Side({"fwd": 300, "bwd": 900}, 40, 4_000_000)
 
 
-def figures(theirs: Side = THEIRS, **changed: Any) -> dict[str, build_cost.Line]:
-    return {line.what: line for line in build_cost.lines(dataclasses.replace(OURS, **changed), theirs)}
+def figures(theirs: Side = THEIRS, **changed: Any) -> dict[str, build_figures.Line]:
+    return {line.what: line for line in build_figures.lines(dataclasses.replace(OURS, **changed), theirs)}
 
 
 def test_figures_are_ratios_to_upstream_of_the_same_files_and_of_a_matrix() -> None:

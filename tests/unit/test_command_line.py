@@ -13,27 +13,8 @@ from scripts import __main__
 from scripts.base import layout
 from scripts.base.errors import UsageError
 from scripts.commands import rebase
+from scripts.commands.table import COMMANDS
 from tests.unit.conftest import ROOT, Command
-
-COMMANDS = [
-    "build",
-    "verify",
-    "emulate",
-    "archs",
-    "bench",
-    "compare",
-    "apply",
-    "export",
-    "patches",
-    "lint",
-    "guards",
-    "forecast",
-    "rebase",
-    "each",
-    "bisect",
-    "timings",
-    "changes",
-]
 
 
 def test_a_shell_gets_the_status_and_both_streams() -> None:
@@ -57,7 +38,7 @@ def test_a_reader_who_has_had_enough_gets_no_stack() -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
-@pytest.mark.parametrize("words", [[], *([c] for c in COMMANDS)])
+@pytest.mark.parametrize("words", [[], *([entry.name] for entry in COMMANDS)])
 def test_help_explains_each_command(command: Command, words: list[str]) -> None:
     done = command(*words, "--help")
     assert done.status == 0

@@ -14,7 +14,7 @@ import pytest
 from scripts.base import layout
 from scripts.base.errors import ToolchainError, WheelError
 from scripts.source import matrix
-from scripts.wheels import containers, wheel
+from scripts.wheels import containers, engine, linking, wheel
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,9 +57,7 @@ def test_the_settings_are_cibuildwheel_s_own_words(tmp_path: Path) -> None:
 
     config = tmp_path / "cibuildwheel.toml"
     config.write_text(
-        containers.configuration(
-            REQUEST, containers.Engine("podman", {}, ()), ["rich>=14"], "/usr/bin/python3"
-        )
+        containers.configuration(REQUEST, engine.Engine("podman", {}, ()), ["rich>=14"], "/usr/bin/python3")
     )
     package = containers.stage(ROOT, tmp_path / "project", REQUEST.pythons)
     arguments = CommandLineArguments.defaults()
@@ -127,7 +125,7 @@ def test_a_wheel_of_a_container_does_not_keep_the_proof_of_other_bytes(
         return 0
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
-    monkeypatch.setattr(containers, "find_engine", lambda *_: containers.Engine("docker", {}, ()))
+    monkeypatch.setattr(containers, "find_engine", lambda *_: engine.Engine("docker", {}, ()))
     monkeypatch.setattr(containers, "_show", show)
     assert containers.build(REQUEST, ROOT, tmp_path / "containers", out) == [out / name]
     assert (out / name).read_text() == "new"
@@ -139,7 +137,7 @@ def test_an_image_that_is_not_there_says_how_to_make_it(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ToolchainError, match=r"no container engine: .*podman is not installed"):
-        containers.find_engine("an/image:1", tmp_path)
+        engine.find_engine("an/image:1", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,7 @@ def test_a_wheel_may_need_only_what_its_users_have(
     if name == "no.whl":
         path.write_text("no zip")
     if problem is None:
-        assert wheel.audit(path) == ("libc.so.6",)
+        assert linking.audit(path) == ("libc.so.6",)
     else:
         with pytest.raises(WheelError, match=problem):
-            wheel.audit(path)
+            linking.audit(path)

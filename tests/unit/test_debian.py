@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.base.errors import ToolchainError
-from scripts.source import matrix
+from scripts.source import matrix_tables
 from scripts.wheels import debian
 from tests.unit.conftest import PackageIndex
 
@@ -66,13 +66,13 @@ def headers(folder: Path) -> None:
         archive.writestr("cuda_headers-1.dist-info/RECORD", "")
 
 
-def wanted(package: Path, **other: str) -> matrix.Assembled:
+def wanted(package: Path, **other: str) -> matrix_tables.Assembled:
     fields = {
         "package": "pool/c/cuda_12.4~1_amd64.deb",
         "sha256": hashlib.sha256(package.read_bytes()).hexdigest(),
         **other,
     }
-    return matrix.Assembled(**fields, headers=("cuda-headers==1",))
+    return matrix_tables.Assembled(**fields, headers=("cuda-headers==1",))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scripts.base import console
 from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError
 from scripts.base.process import run
-from scripts.wheels import compiling, kernels, wheel
+from scripts.wheels import compiling, flags, kernels, linking
 from tests.unit.conftest import KERNELS, compile_all, plan, toolchain
 
 
@@ -25,7 +25,7 @@ def test_kernel_files_are_told_for_which_gpus_they_are_compiled_and_upstream_s_o
     tmp_path: Path,
 ) -> None:
     planned = plan(tmp_path, toolchain(tmp_path, ""))
-    assert kernels.for_gpus(("80", "90")) == "-DFORK_ARCHITECTURES=0x011"
+    assert flags.for_gpus(("80", "90")) == "-DFORK_ARCHITECTURES=0x011"
     assert "-DFORK_ARCHITECTURES=0x010" in kernels.nvcc_flags(planned)
     assert not [
         flag
@@ -247,7 +247,7 @@ def test_one_choice_of_objects_is_one_extension(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, "")
     units = [u.target for u in kernels.kernel_units(plan(tmp_path, tools))]
     elsewhere = [Path("/other") / p.parent.name / p.name for p in units]
-    options = wheel.link_options(tools)
+    options = linking.link_options(tools)
     assert kernels.extension_key(units, options) == kernels.extension_key(elsewhere, options)
     others = [u.target for u in kernels.kernel_units(plan(tmp_path, tools, arch="80"))]
     keys = [kernels.extension_key(u, options) for u in (units, units[1:], others)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scripts.base.errors import MatrixError, UsageError
 from scripts.source import kernel_set, matrix
-from scripts.wheels.kernels import masks
+from scripts.wheels.flags import masks
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "wheel_matrix.toml").read_text(encoding="utf-8")

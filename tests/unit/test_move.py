@@ -6,7 +6,7 @@ import pytest
 
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
-from scripts.series import forecast, model, move
+from scripts.series import forecast, landed, model, move
 from scripts.series.move import Outcome
 from scripts.source.releases import Release
 from tests.unit.conftest import BASE, GONE, PIN, Make, checkout_of, write_files
@@ -173,7 +173,7 @@ def test_what_a_patch_needs_is_what_it_changes_stands_beside_or_includes(
     space = move.workspace(
         tmp_path / "work", whole, PIN, checkout_of(FILES), Release(NEW, checkout_of(FILES), "a fixture")
     )
-    graph = move.needs(space.repository, space.commits)
+    graph = landed.needs(space.repository, space.commits)
     places = {commit: place for place, commit in enumerate(space.commits, 1)}
     assert {places[c]: sorted(places[n] for n in needed) for c, needed in graph.items()} == {
         1: [],

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts.commands.table import COMMANDS
 from tests.unit.conftest import ROOT
 
 
@@ -29,3 +30,21 @@ def test_a_session_s_answer_is_alone_on_stdout() -> None:
     )
     json.loads(done.stdout)
     assert "Session lint was successful" in done.stderr
+
+
+def test_every_command_is_a_session() -> None:
+    names = [command.name for command in COMMANDS]
+    command = [sys.executable, "-m", "nox", "--list", "--json", "--session", *names]
+    listed = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+    lines = {session["name"]: session["description"] for session in listed}
+    assert lines.keys() == set(names)
+    described = {entry.name: f"{entry.line}." for entry in COMMANDS if entry.name != "lint"}
+    assert described.items() <= lines.items()
+
+
+def test_the_noxfile_needs_nothing_but_nox() -> None:
+    """Nox loads it in an environment without the build system's requirements."""
+    code = "import sys; import scripts.commands.table; print(*sys.modules)"
+    command = [sys.executable, "-S", "-c", code]
+    loaded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert {name.partition(".")[0] for name in loaded} <= {*sys.stdlib_module_names, "scripts", "__main__"}

@@ -17,7 +17,7 @@ import pytest
 from scripts.base import files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import changes, export, lint, model, move, reach
+from scripts.series import changes, export, lint, model, move, reach, rebase_resolution
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import matrix, pin
@@ -332,7 +332,7 @@ def test_a_second_rebase_is_refused_while_one_is_under_way(repository: Path) -> 
         start(repository, UPSTREAM)
     with pytest.raises(UsageError, match="under way"):
         start(repository, UPSTREAM)
-    assert resume(repository).load().stopped
+    assert resume(repository).folder.load().stopped
 
 
 def test_the_same_release_is_refused(repository: Path) -> None:
@@ -456,7 +456,7 @@ def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Pa
         resume(repository).proceed()
     assert "left alone" in resume(repository).abort()
     assert snapshot(repository) == after
-    assert not resume(repository).folder.exists()
+    assert not resume(repository).folder.path.exists()
 
 
 def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(
@@ -714,7 +714,8 @@ def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) ->
         start(repository, UPSTREAM)
     resolve(repository)
     rebase = resume(repository)
-    state = rebase._take(rebase.load())
+    folder = rebase.folder
+    state = rebase_resolution.take(folder, folder.load())
     # As after a kill in the middle of the next pick: a lock, a half-written file, a pick begun.
     source = repository / "build/rebase/source"
     subprocess.run(

@@ -11,11 +11,11 @@ from packaging.version import Version
 
 from scripts.base.errors import CompileError
 from scripts.lab import objects, shared_ptx
-from scripts.source import matrix
-from scripts.wheels import compile_cache, compiling, kernels
+from scripts.source import matrix_tables
+from scripts.wheels import compile_cache, compiling, flags, kernels
 from tests.unit.conftest import KERNELS, toolchain, tree
 
-CAPABILITIES = st.lists(st.sampled_from(matrix.ARCHITECTURES), min_size=1, unique=True).map(
+CAPABILITIES = st.lists(st.sampled_from(matrix_tables.ARCHITECTURES), min_size=1, unique=True).map(
     lambda a: tuple(sorted(a, key=int))
 )
 SHARED = st.dictionaries(
@@ -30,7 +30,7 @@ def test_each_compute_capability_gets_machine_code_once_from_ptx_no_later_than_i
     wanted: tuple[str, ...], shared: dict[str, tuple[str, ...]]
 ) -> None:
     shared = {base: others for base, others in shared.items() if all(int(o) > int(base) for o in others)}
-    made = kernels.front_halves(wanted, shared)
+    made = flags.front_halves(wanted, shared)
     assert sorted((a for group in made.values() for a in group), key=int) == list(wanted)
     for base, group in made.items():
         assert all(a == base or a in shared[base] for a in group)
@@ -38,7 +38,7 @@ def test_each_compute_capability_gets_machine_code_once_from_ptx_no_later_than_i
 
 
 def test_options_of_nvcc() -> None:
-    assert kernels.gencode(("80", "90", "120"), {"80": ("90",)}) == [
+    assert flags.gencode(("80", "90", "120"), {"80": ("90",)}) == [
         "-gencode=arch=compute_80,code=[sm_80,sm_90]",
         "-gencode=arch=compute_120,code=sm_120",
     ]

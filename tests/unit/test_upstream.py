@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scripts.base import pip
 from scripts.base.errors import UpstreamError
-from scripts.source import matrix, upstream
+from scripts.source import matrix_tables, upstream
 from tests.unit.conftest import PIN, PackageIndex
 
 
@@ -30,7 +30,7 @@ def archive(files: dict[str, str]) -> bytes:
 GOOD = archive({"setup.py": "", "csrc/cutlass/include/cutlass/cutlass.h": "", "csrc/flash_attn/a.cu": "x"})
 
 
-def pin(content: bytes) -> matrix.Upstream:
+def pin(content: bytes) -> matrix_tables.Upstream:
     return PIN.model_copy(update={"sdist_sha256": hashlib.sha256(content).hexdigest()})
 
 

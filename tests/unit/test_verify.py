@@ -12,7 +12,7 @@ from scripts import __main__
 from scripts.base.errors import NotVerified, UsageError, VerifyError, WheelError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import verify
+from scripts.wheels import origin, verify
 from tests.unit.conftest import BASE, ROOT, Make, checkout_of
 
 NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
@@ -59,7 +59,7 @@ def facts(root: Path, tmp_path: Path) -> verify.Facts:
 
 
 def test_a_wheel_of_the_series_here_is_known(repository: Path, tmp_path: Path) -> None:
-    assert verify.check_series(facts(repository, tmp_path), repository, tmp_path).where == "this checkout"
+    assert origin.check_series(facts(repository, tmp_path), repository, tmp_path).where == "this checkout"
 
 
 def test_a_wheel_of_an_earlier_commit_is_known_by_it(
@@ -68,7 +68,7 @@ def test_a_wheel_of_an_earlier_commit_is_known_by_it(
     old, first = facts(repository, tmp_path), git(repository, "rev-parse", "HEAD")
     make_series(EDIT, MORE, folder=repository)
     commit(repository)
-    assert verify.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
+    assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
 
 
 @pytest.mark.parametrize("lie", ["digest", "base", "patch"])
@@ -81,12 +81,12 @@ def test_a_wheel_that_no_state_of_the_repository_gives_is_refused(
     else:
         told.info["series"][lie] = "0" * len(told.info["series"][lie])
     with pytest.raises(VerifyError, match="no state of this repository gives its series"):
-        verify.check_series(told, repository, tmp_path)
+        origin.check_series(told, repository, tmp_path)
 
 
 def test_a_wheel_without_a_series_is_damaged(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(WheelError, match="says nothing of its series"):
-        verify.check_series(verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {}), repository, tmp_path)
+        origin.check_series(verify.Facts(tmp_path / "some.whl", "3.12", "2.11.0", {}), repository, tmp_path)
 
 
 def passing(

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.base.errors import WheelError
 from scripts.base.process import run
-from scripts.wheels import wheel
+from scripts.wheels import linking, wheel
 from tests.unit.conftest import toolchain
 
 
@@ -25,7 +25,7 @@ def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path
         error=WheelError,
         what="no object",
     )
-    monkeypatch.setattr(wheel, "_TORCH_LIBRARIES", ())
+    monkeypatch.setattr(linking, "_TORCH_LIBRARIES", ())
     compiler = tmp_path / "cxx"
     compiler.write_text(
         f'#!/bin/sh\nfor last; do case "$last" in -l*) ;; *) set -- "$@" "$last";; esac; shift; done\nexec {cxx} "$@" {" ".join(flags)}\n'
@@ -33,12 +33,12 @@ def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path
     compiler.chmod(0o755)
     tools = toolchain(tmp_path, "exit 1\n")
     tools = dataclasses.replace(tools, cxx=compiler)
-    wheel.link(tools, [tmp_path / "thrower.o"], tmp_path / "extension.so", tmp_path / "log")
+    linking.link(tools, [tmp_path / "thrower.o"], tmp_path / "extension.so", tmp_path / "log")
     return tmp_path / "extension.so"
 
 
 def test_an_extension_asks_for_the_shared_libstdcxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "libstdc++.so.6" in wheel.needed(linked(tmp_path, monkeypatch))
+    assert "libstdc++.so.6" in linking.needed(linked(tmp_path, monkeypatch))
 
 
 def test_two_builds_in_one_clone_link_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_two_builds_in_one_clone_link_once(tmp_path: Path, monkeypatch: pytest.M
     with ThreadPoolExecutor() as threads:
         list(
             threads.map(
-                lambda _: wheel.link(tools, [tmp_path / "thrower.o"], target, tmp_path / "log"), range(2)
+                lambda _: linking.link(tools, [tmp_path / "thrower.o"], target, tmp_path / "log"), range(2)
             )
         )
     assert target.exists()

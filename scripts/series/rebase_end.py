@@ -1,0 +1,214 @@
+"""The end of a rebase: check the moved series, write it with its pin and CHANGES.md, and report; or put all of it back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.base import files
+from scripts.base.errors import ActionNeeded, GuardError, SeriesError
+from scripts.base.fetch import sha256
+from scripts.series import changes, export, guards, lint, model, reach
+from scripts.series import tree as work_tree
+from scripts.series.rebase_state import ABORT, BESIDE, GO_ON, WRITTEN, Report, State
+from scripts.source import kernel_set, pin
+from scripts.source import matrix as matrix_model
+
+if TYPE_CHECKING:
+    from scripts.series.rebase_folder import Folder
+    from scripts.source.matrix_tables import Upstream
+
+
+def _digest(path: Path) -> str:
+    return sha256(path) if path.is_file() else ""
+
+
+def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Report:
+    """Write the moved series, when it is well-formed and its guards hold; the report. The rebase's folder goes.
+
+    Raises:
+        ActionNeeded: a person must amend something first; nothing was written unless the message says so.
+    """
+    repository = folder.repository
+    operation = work_tree.in_progress(folder.source) or repository.run("status", "--porcelain").strip()
+    if operation:
+        raise ActionNeeded(
+            f"{folder.source} is not finished ({operation}); commit or finish it there, then {GO_ON}."
+        )
+    patches = _exported(folder, state)
+    _gate(folder, state, patches, compiler)
+    _require_untouched(folder, state)
+    if not state.moved:
+        _keep_before(folder)
+        state = state.but(gitlink=pin.gitlink(folder.root))
+    try:
+        submodule = _write(folder, state, patches)
+    except OSError as e:
+        what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
+        raise ActionNeeded(
+            f"{what}, while {', '.join(WRITTEN)} were written: some are, some are not. "
+            f"Mend that, then {GO_ON}; or {ABORT}"
+        ) from e
+    report = _report(folder, state, submodule)
+    reports = folder.root / "build/reports"
+    reports.mkdir(parents=True, exist_ok=True)
+    name = f"rebase-{report.old}-to-{report.new}.json"
+    files.write(reports / name, json.dumps(report.as_json(), indent=1) + "\n")
+    _remove(folder)
+    return report
+
+
+def _exported(folder: Folder, state: State) -> dict[str, bytes]:
+    """The moved patches; every one that was not skipped is among them."""
+    try:
+        patches = export.exported_patches(folder.repository, state.new_base)
+    except SeriesError as e:
+        raise ActionNeeded(
+            f"{e}\n  amend it in {folder.source} (git rebase -i {state.new_base[:12]}), then {GO_ON}; or {ABORT}"
+        ) from e
+    expected = [d.patch for d in state.done if not d.reason]
+    if len(patches) != len(expected):
+        raise ActionNeeded(
+            f"{folder.source} holds {len(patches)} commits on the new base, and {len(expected)} patches were moved: "
+            f"{', '.join(expected)}. Put them back (git reflog), then {GO_ON}. A patch is left out by --skip, or "
+            f"after the rebase; or {ABORT}."
+        )
+    if not patches:
+        raise SeriesError(f"no patch is left; {ABORT}.")
+    return patches
+
+
+def _gate(folder: Folder, state: State, patches: dict[str, bytes], compiler: guards.Compiler | None) -> None:
+    """Refuse a series that is malformed or whose guards do not discriminate."""
+    with tempfile.TemporaryDirectory(dir=folder.path, prefix="check-") as temporary:
+        candidate = Path(temporary) / "patches"
+        export.write_folder(candidate, patches)
+        moved = model.read(candidate)
+        problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate)]
+        try:
+            head = folder.repository.resolve("HEAD")
+            guards.require(
+                guards.run(moved, work_tree.Commits(folder.source, state.new_base, head), compiler)
+            )
+        except GuardError as e:
+            problems += str(e).splitlines()
+    if problems:
+        listed = "\n".join("    " + p for p in problems)
+        raise ActionNeeded(
+            f"every patch has moved, and the series is not yet good:\n{listed}\n"
+            f"  amend the commits in {folder.source} (git rebase -i {state.new_base[:12]}), then {GO_ON}; or {ABORT}"
+        )
+
+
+def _require_untouched(folder: Folder, state: State) -> None:
+    """Refuse to write over patches that changed since the rebase began."""
+    patches = folder.root / "patches"
+    if model.digests(patches) not in (state.patches, state.moved or state.patches):
+        back = f"git restore --source={state.started[:12] or 'COMMIT'} --staged --worktree {patches}"
+        raise ActionNeeded(
+            f"{patches} changed since the rebase began; put it back ({back}), then {GO_ON}; or {ABORT}."
+        )
+
+
+def _keep_before(folder: Folder) -> None:
+    """Copies of what the end of a rebase writes, for --abort."""
+    copies = Path(tempfile.mkdtemp(dir=folder.path, prefix="before."))
+    shutil.copytree(folder.root / "patches", copies / "patches")
+    for name in WRITTEN[1:]:
+        if (folder.root / name).is_file():
+            shutil.copyfile(folder.root / name, copies / name)
+    # Of a run that was killed before it wrote anything.
+    shutil.rmtree(folder.path / "before", ignore_errors=True)
+    copies.replace(folder.path / "before")
+
+
+def _write(folder: Folder, state: State, patches: dict[str, bytes]) -> str:
+    """Write patches, pin and CHANGES.md in their places; what became of the submodule, in words."""
+    root, new_pin = folder.root, state.new_pin
+    dropped = [f"# not since {new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
+    after = _prepared(folder, new_pin, patches, dropped)
+    # Noted before it is written, so that --abort takes back this and nothing that a person wrote since.
+    earlier = state.wrote  # of a run that did not end; its patches may have been amended since
+    moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
+    state = folder.save(state.but(moved=moved, wrote={name: _digest(after / name) for name in BESIDE}))
+    for name in BESIDE:
+        known = (_digest(folder.path / "before" / name), earlier.get(name), state.wrote[name])
+        if _digest(root / name) not in known:
+            raise ActionNeeded(
+                f"{root / name} changed since the rebase began to write; take that back, then {GO_ON}; or {ABORT}."
+            )
+    export.write_folder(root / "patches", patches, dropped)
+    for name in WRITTEN[1:]:
+        if _digest(root / name) != state.wrote[name]:
+            files.write(root / name, (after / name).read_text(encoding="utf-8"))
+    return pin.write_gitlink(root, new_pin)
+
+
+def _prepared(folder: Folder, new_pin: Upstream, patches: dict[str, bytes], dropped: list[str]) -> Path:
+    """What the end of a rebase writes, in a folder like ``before``."""
+    after = folder.path / "after"
+    shutil.rmtree(after, ignore_errors=True)
+    shutil.copytree(folder.path / "before", after)
+    export.write_folder(after / "patches", patches, dropped)
+    pin.write(matrix_model.load(after / "wheel_matrix.toml"), new_pin)
+    matrix = matrix_model.load(after / "wheel_matrix.toml")
+    changes.write(after / "CHANGES.md", changes.render(matrix, model.read(after / "patches")))
+    return after
+
+
+def _report(folder: Folder, state: State, submodule: str) -> Report:
+    """What was done since the rebase began, in however many runs."""
+    repository = folder.repository
+    written = export.changed(
+        export.held(folder.path / "before/patches"), export.held(folder.root / "patches")
+    )
+    old, new = f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD"
+    range_diff = repository.run("range-diff", "--no-color", "--creation-factor=90", old, new, writes=False)
+    touched = reach.kernels(repository, state.tip, repository.resolve("HEAD"))
+    return Report(
+        old=state.old_pin.version,
+        new=state.new_pin.version,
+        done=state.done,
+        range_diff=range_diff,
+        kernels=tuple(k.name for k in touched),
+        kernel_words=",".join(kernel_set.spell_kernels(touched)) if touched else "",
+        submodule=submodule,
+        written=written.written,
+        removed=written.removed,
+    )
+
+
+def _remove(folder: Folder) -> None:
+    """The folder goes in one step, so that a kill leaves a rebase or none."""
+    place = tempfile.mkdtemp(dir=folder.path.parent, prefix=work_tree.aside_prefix(folder.path))
+    folder.path.replace(Path(place) / "gone")
+    shutil.rmtree(place)
+
+
+def put_back(folder: Folder) -> bool:
+    """Undo what the end of a rebase wrote, unless somebody changed it since; whether it was undone."""
+    before, patches = folder.path / "before", folder.root / "patches"
+    try:
+        state = folder.load()
+    except SeriesError:
+        return False
+    kept = [name for name in BESIDE if (before / name).is_file()]
+    if not state.aborting:  # by a run that was interrupted
+        if model.digests(patches) not in (state.patches, state.moved):
+            return False
+        if any(
+            _digest(folder.root / name) not in (_digest(before / name), state.wrote.get(name))
+            for name in kept
+        ):
+            return False
+        folder.save(state.but(aborting=True))
+    export.write_folder(patches, {name: (before / "patches" / name).read_bytes() for name in state.patches})
+    for name in kept:
+        files.write(folder.root / name, (before / name).read_text(encoding="utf-8"))
+    if pin.gitlink(folder.root) == state.new_pin.commit != state.gitlink:
+        pin.stage_gitlink(folder.root, state.gitlink)
+    return True

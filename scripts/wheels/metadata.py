@@ -1,0 +1,138 @@
+"""What a wheel says of itself: upstream's metadata with ours, and the provenance."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts.base import files
+from scripts.base.errors import WheelError
+from scripts.base.process import run
+from scripts.wheels.kernels import nvcc_flags
+
+if TYPE_CHECKING:
+    from scripts.series.model import Series
+    from scripts.series.tree import Tree
+    from scripts.source.matrix import Matrix, Target
+    from scripts.wheels.kernels import Plan
+    from scripts.wheels.toolchain import Toolchain
+
+PROVENANCE = "flash_attn/_fork.json"
+
+
+PROVENANCE_FORMAT = 1
+
+
+def upstream_metadata(tree: Tree, toolchain: Toolchain, build: Path) -> Message:
+    """Upstream's metadata, as its own setup.py gives it; kept, because that takes some seconds."""
+    kept = build / "metadata" / f"{tree.commit}-{toolchain.environment.tag}"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        text = _ask_setup(tree, toolchain, build / "logs" / "metadata.log")
+        tree.check_unchanged()
+        files.write(kept, text)
+    return Parser().parsestr(kept.read_text(encoding="utf-8"))
+
+
+def _ask_setup(tree: Tree, toolchain: Toolchain, log: Path) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        shutil.copytree(tree.root, source, ignore=shutil.ignore_patterns(".git", "cutlass"))
+        # setup.py looks for cutlass before it knows that nothing is to be compiled.
+        header = source / "csrc/cutlass/include/cutlass/cutlass.h"
+        header.parent.mkdir(parents=True)
+        header.touch()
+        env = {
+            "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE",
+            "FLASH_ATTENTION_FORCE_BUILD": "TRUE",
+            "CUDA_HOME": "",
+        }
+        command: list[str | Path] = [
+            toolchain.environment.python,
+            "setup.py",
+            "--quiet",
+            "egg_info",
+            "--egg-base",
+            folder,
+        ]
+        run(
+            command,
+            error=WheelError,
+            what="upstream's setup.py gave no metadata",
+            hint="Does a patch touch setup.py?",
+            cwd=source,
+            env=env,
+            log=log,
+        )
+        return (Path(folder) / "flash_attn.egg-info/PKG-INFO").read_text(encoding="utf-8")
+
+
+def fork_metadata(upstream: Message, matrix: Matrix, target: Target, python: str) -> str:
+    """Upstream's metadata with our version, the Python and the torch that the extension is built for, and NOTICE."""
+    requires = [
+        f"torch=={'.'.join(target.torch.split('.')[:2])}.*" if r == "torch" else r
+        for r in upstream.get_all("Requires-Dist", [])
+    ]
+    if f"torch=={'.'.join(target.torch.split('.')[:2])}.*" not in requires:
+        raise WheelError(f"upstream's metadata does not require torch as expected: {requires}.")
+    message = Message()
+    for name, value in upstream.items():
+        if name in (
+            "Version",
+            "Requires-Dist",
+            "License-File",
+            "Requires-Python",
+            "Dynamic",
+            "Metadata-Version",
+        ):
+            continue
+        message[name] = value
+    message["Metadata-Version"] = "2.4"
+    message["Version"] = matrix.version(target)
+    message["Requires-Python"] = f"=={python}.*"
+    for requirement in requires:
+        message["Requires-Dist"] = requirement
+    for name in ("LICENSE", "AUTHORS", "NOTICE"):
+        message["License-File"] = name
+    message.set_payload(upstream.get_payload())
+    # Metadata-Version comes first; email keeps the order in which headers were set.
+    ordered = Message()
+    for name in ("Metadata-Version", "Name", "Version"):
+        ordered[name] = message[name]
+    for name, value in message.items():
+        if name not in ("Metadata-Version", "Name", "Version"):
+            ordered[name] = value
+    ordered.set_payload(message.get_payload())
+    return ordered.as_string(maxheaderlen=0)
+
+
+def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> dict[str, Any]:
+    """What ``flash_attn/_fork.json`` holds and ``fork_info()`` returns."""
+    pin, tree = matrix.upstream, plan.tree
+    return {
+        "format": PROVENANCE_FORMAT,
+        "upstream": {
+            "version": pin.version,
+            "commit": pin.commit,
+            "cutlass": pin.cutlass,
+            "sdist_sha256": pin.sdist_sha256,
+        },
+        "fork_revision": matrix.fork.revision,
+        "series": {
+            "digest": tree.digest,
+            "base": tree.base,
+            "commit": tree.commit,
+            "patches": [{"name": p.name, "subject": p.subject, "sha256": p.sha256} for p in series.patches],
+        },
+        "target": target.name,
+        "kernel_set": [k.name for k in plan.kernels],
+        "attn_bias": all(k.bias for k in plan.kernels),
+        "architectures": list(plan.architectures),
+        "cuda": target.cuda,
+        "torch": target.torch,
+        "nvcc": {"version": plan.toolchain.toolkit.version, "flags": nvcc_flags(plan)},
+    }
