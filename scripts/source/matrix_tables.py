@@ -88,6 +88,8 @@ PackageVersion = Annotated[str, AfterValidator(_check_version)]
 
 
 class Table(BaseModel):
+    """A table of the file."""
+
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, alias_generator=lambda name: name.replace("_", "-")
     )
@@ -115,6 +117,8 @@ Architecture = Literal["80", "86", "87", "89", "90", "100", "103", "110", "120",
 
 
 class TargetTable(Table):
+    """``[targets."NAME"]``."""
+
     default: bool = False
     cuda: Release
     torch: PackageVersion
@@ -140,6 +144,8 @@ class Assembled(Table):
 
 
 class MatrixFile(Table):
+    """The whole file."""
+
     upstream: Upstream
     fork: Fork
     torch_cuda: dict[PackageVersion, Release]

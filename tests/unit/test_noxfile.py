@@ -37,7 +37,7 @@ def test_every_command_is_a_session() -> None:
     command = [sys.executable, "-m", "nox", "--list", "--json", "--session", *names]
     listed = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
     lines = {session["name"]: session["description"] for session in listed}
-    assert lines.keys() == set(names)
+    assert lines.keys() == {*names, "commands", "developers"}, "and the environments that they share"
     described = {entry.name: f"{entry.line}." for entry in COMMANDS if entry.name != "lint"}
     assert described.items() <= lines.items()
 
