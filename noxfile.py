@@ -85,13 +85,14 @@ def check(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])
 def tests(session: nox.Session) -> None:
-    """Run the unit and integration tests; no GPU needed."""
-    if session.posargs:
-        _run(session, DEVELOPER_ENVIRONMENT, "python", "-m", "pytest", *session.posargs)
-    else:
-        _run(session, DEVELOPER_ENVIRONMENT, "python", "-m", "pytest", "--numprocesses=auto", *UNIT_TESTS)
-        # One by one: compilers take all cores and the memory.
-        _run(session, DEVELOPER_ENVIRONMENT, "python", "-m", "pytest", "tests/integration")
+    """Run the unit and integration tests; no GPU needed. With --all-cases, the long ones too."""
+    pytest = ("python", "-m", "pytest")
+    if session.posargs not in ([], ["--all-cases"]):
+        _run(session, DEVELOPER_ENVIRONMENT, *pytest, *session.posargs)
+        return
+    _run(session, DEVELOPER_ENVIRONMENT, *pytest, "--numprocesses=auto", *UNIT_TESTS)
+    # One by one: compilers take all cores and the memory.
+    _run(session, DEVELOPER_ENVIRONMENT, *pytest, "tests/integration", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])

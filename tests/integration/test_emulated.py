@@ -30,12 +30,13 @@ def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_rows_keep_their_bits_under_emulation() -> None:
-    done = emulate("--pytest=-ra")
+def test_rows_keep_their_bits_under_emulation(all_cases: bool) -> None:
+    done = emulate("--pytest=-ra", *([] if all_cases else ["--pytest=--drawn=0.4"]))
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert "skipped" not in done.stdout, "a case was left out"
 
 
+@pytest.mark.long
 def test_kernels_without_mask_and_bias() -> None:
     done = emulate("--kernels", "hdim32,fp16,split,causal,no-bias", "--pytest=-k", "--pytest=left_out")
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
