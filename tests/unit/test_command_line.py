@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,9 +12,11 @@ import pytest
 
 from scripts import __main__
 from scripts.base import layout
-from scripts.base.errors import UsageError
-from scripts.commands import rebase
+from scripts.base.errors import NotVerified, UsageError
+from scripts.commands import rebase, table
+from scripts.commands.parser import parse
 from scripts.commands.table import COMMANDS
+from scripts.source import matrix
 from tests.unit.conftest import ROOT, Command
 
 
@@ -43,6 +46,45 @@ def test_help_explains_each_command(command: Command, words: list[str]) -> None:
     done = command(*words, "--help")
     assert done.status == 0
     assert f"usage: nox -s {' '.join([*words, '--' if words else '[-h]'])} " in done.out
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+def test_each_command_runs_what_its_own_module_has(entry: table.Command) -> None:
+    needed = {"each": ["--run", "true"], "bisect": ["--run", "true"], "audit": ["a.whl"]}
+    run = parse([entry.name, *needed.get(entry.name, [])]).run
+    assert run.__module__ == entry.module_name
+    if entry.module:  # two commands of one module
+        assert entry.name in run.__name__
+
+
+def test_matrix_lists_the_targets(command: Command) -> None:
+    listed = command("matrix")
+    assert listed.status == 0
+    assert all(target.name in listed.out for target in matrix.load(layout.MATRIX).targets)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (UsageError("no such thing."), 2, "✗ no such thing.\n"),
+        (NotVerified("no GPU."), 3, "✗ no GPU.\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "dist/a.whl"),
+            1,
+            "✗ dist/a.whl: No space left on device.\n",
+        ),
+        (KeyboardInterrupt(), 130, "✗ interrupted; nothing was changed.\n"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_a_status(
+    command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, said: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(matrix, "load", fail)
+    done = command("matrix")
+    assert (done.status, done.out, done.err) == (status, "", said)
 
 
 @pytest.mark.parametrize(

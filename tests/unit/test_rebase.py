@@ -110,9 +110,12 @@ def resolve(root: Path, text: str = "value_10 = compute_ten(ten)\n") -> None:
     path.write_text(before + text + rest.partition(">>>>>>> ")[2].partition("\n")[2])
 
 
-def test_a_series_that_moves_is_moved_whole(repository: Path) -> None:
+def test_a_series_that_moves_is_moved_whole(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = start(repository, {LIB: "# new\n" + FILES[LIB]})
     assert [d.outcome for d in report.done] == ["offset", "clean", "offset"]
+    told = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    names = [f"{n}/3 {done.patch}: {done.outcome}" for n, done in enumerate(report.done, 1)]
+    assert [line for line in told if "/3 " in line] == names
     loaded = matrix.load(repository / "wheel_matrix.toml")
     assert (loaded.upstream.version, loaded.upstream.sdist_sha256, loaded.upstream.commit) == (
         "9.9.9",

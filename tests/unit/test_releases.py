@@ -98,6 +98,26 @@ def submodule(tmp_path: Path) -> tuple[Path, Path, str]:
     return tmp_path / "upstream", remote, headers.resolve("HEAD")
 
 
+def test_a_cutlass_that_the_clone_lacks_is_fetched_or_missed(
+    index: None, tmp_path: Path, submodule: tuple[Path, Path, str]
+) -> None:
+    folder, remote, _ = submodule
+    headers = Repository(tmp_path / "cutlass", UpstreamError)
+    headers.run("commit", "--quiet", "--allow-empty", "-m", "newer")
+    new = headers.resolve("HEAD")
+    release = Repository(remote, UpstreamError)
+    for commit, tag in ((new, "v9.9.1"), ("1" * 40, "v9.9.2")):
+        release.run("update-index", "--cacheinfo", f"160000,{commit},csrc/cutlass")
+        release.run("commit", "--quiet", "-m", tag)
+        release.run("tag", tag)
+    assert find(MATRIX, "v9.9.1", folder, tmp_path, Source.GIT).pin.cutlass == new
+    assert Repository(folder / "csrc/cutlass", UpstreamError).resolve(new) == new
+    with pytest.raises(
+        UpstreamError, match=r"v9\.9\.2 needs cutlass 1{40}, which the remote of .* does not give"
+    ):
+        find(MATRIX, "v9.9.2", folder, tmp_path, Source.GIT)
+
+
 @pytest.mark.parametrize("name", ["v9.9.0", "9.9.0", "commit"])
 def test_a_tag_or_commit_is_fetched_from_the_submodule_s_remote(
     index: None, tmp_path: Path, submodule: tuple[Path, Path, str], name: str
