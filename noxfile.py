@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -14,21 +16,43 @@ sys.path.insert(0, str(Path(__file__).parent))  # nox runs from an environment o
 
 from scripts.commands.table import COMMANDS, Command
 
-nox.needs_version = ">=2024.4.15"
+nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["tests"]
+nox.options.sessions = ["check"]
+
+UNIT_TESTS = ("scripts", "tests/unit")  # and the examples in docstrings
+COMMAND_ENVIRONMENT, DEVELOPER_ENVIRONMENT = "commands", "developers"  # sessions that make them
+_PROGRAMS: dict[str, Path | None] = {}  # the bin/ of each environment; None: --force-venv-backend none
+
+
+def _install(session: nox.Session, *requirements: str) -> None:
+    session.install("--quiet", "--editable", *requirements)
+    _PROGRAMS[session.name] = Path(session.bin) if session.bin_paths else None
+
+
+def _run(session: nox.Session, environment: str, program: str, *arguments: str, **how: Any) -> None:
+    """Run a program of a shared environment, as if the session had it to itself."""
+    if folder := _PROGRAMS[environment]:
+        path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+        session.env.update(PATH=path, VIRTUAL_ENV=str(folder.parent))
+        program = str(folder / program)
+    session.run(program, *arguments, external=True, **how)
 
 
 def _add_session(command: Command) -> None:
-    """Make the session of a command: install the build system, and run the command."""
+    """Make the session of a command: add what its options need, and run the command."""
 
     def run(session: nox.Session) -> None:
         extra = command.extra_for(session.posargs)
-        session.install("--quiet", "--editable", f".[{extra}]" if extra else ".", *command.requirements)
+        more = [*(["--editable", f".[{extra}]"] if extra else []), *command.requirements]
+        if more:
+            _run(session, COMMAND_ENVIRONMENT, "python", "-m", "pip", "install", "--quiet", *more)
         # Ctrl-C: give the compilers time to stop, and their half-written files time to go.
         # stderr: nox would put it among --json's answer.
-        session.run(
+        _run(
+            session,
+            COMMAND_ENVIRONMENT,
             "python",
             "-m",
             "scripts",
@@ -40,7 +64,7 @@ def _add_session(command: Command) -> None:
         )
 
     run.__doc__ = f"{command.line}."
-    nox.session(run, name=command.name)
+    nox.session(name=command.name, venv_backend="none", requires=[COMMAND_ENVIRONMENT])(run)
 
 
 for _command in COMMANDS:
@@ -48,25 +72,51 @@ for _command in COMMANDS:
         _add_session(_command)
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])
+def check(session: nox.Session) -> None:
+    """Check style, types, layers and the patches' form, and run the unit tests: a minute."""
+    _lint(session)
+    # All of them: what a test depends on is often a patch, the matrix or another process, and
+    # no program that picks the tests of changed lines sees those.
+    pytest = ["-m", "pytest", "--quiet", "--numprocesses=auto", "--dist=worksteal"]
+    told = ["--cov", "--cov-report="]  # coverage in a line; in a table: coverage report
+    _run(session, DEVELOPER_ENVIRONMENT, "python", *pytest, *told, *(session.posargs or UNIT_TESTS))
+
+
+@nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])
 def tests(session: nox.Session) -> None:
-    """Run the unit and integration tests; no GPU needed."""
-    session.install("--quiet", "--editable", ".[test]")
-    if session.posargs:
-        session.run("python", "-m", "pytest", *session.posargs)
-    else:
-        session.run("python", "-m", "pytest", "--numprocesses=auto", "scripts", "tests/unit")
-        # One by one: compilers take all cores and the memory.
-        session.run("python", "-m", "pytest", "tests/integration")
+    """Run the unit and integration tests; no GPU needed. With --all-cases, the long ones too."""
+    pytest = ("python", "-m", "pytest")
+    if session.posargs not in ([], ["--all-cases"]):
+        _run(session, DEVELOPER_ENVIRONMENT, *pytest, *session.posargs)
+        return
+    _run(session, DEVELOPER_ENVIRONMENT, *pytest, "--numprocesses=auto", *UNIT_TESTS)
+    # One by one: compilers take all cores and the memory.
+    _run(session, DEVELOPER_ENVIRONMENT, *pytest, "tests/integration", *session.posargs)
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])
 def lint(session: nox.Session) -> None:
     """Check the patches; and, without arguments, this repository's own style, types and layers."""
-    session.install("--quiet", "--editable", ".[lint]", "pytest", "hypothesis", "nox")
-    session.run("python", "-m", "scripts", "lint", *session.posargs, stderr=None)
-    if not session.posargs:
-        session.run("ruff", "check", ".")
-        session.run("ruff", "format", "--check", ".")
-        session.run("mypy")
-        session.run("lint-imports")
+    _lint(session, *session.posargs)
+
+
+def _lint(session: nox.Session, *arguments: str) -> None:
+    _run(session, DEVELOPER_ENVIRONMENT, "python", "-m", "scripts", "lint", *arguments, stderr=None)
+    if not arguments:
+        _run(session, DEVELOPER_ENVIRONMENT, "ruff", "check", ".")
+        _run(session, DEVELOPER_ENVIRONMENT, "ruff", "format", "--check", ".")
+        _run(session, DEVELOPER_ENVIRONMENT, "mypy")
+        _run(session, DEVELOPER_ENVIRONMENT, "lint-imports")
+
+
+@nox.session
+def commands(session: nox.Session) -> None:
+    """Make the environment that all commands share. They do so themselves."""
+    _install(session, ".")
+
+
+@nox.session
+def developers(session: nox.Session) -> None:
+    """Make the environment that check, lint and tests share. They do so themselves."""
+    _install(session, ".[test,lint]")

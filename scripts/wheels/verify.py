@@ -1,7 +1,7 @@
 """Prove a wheel: a fresh environment with it and its torch, then the suite in ``tests/wheel``.
 
 The suite itself needs torch, pytest and the installed wheel alone, so a GPU host without a network runs
-it directly (docs in README.md).
+it directly (docs/proving.md).
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _judge(path: Path, status: int, result: Proof, kept: str, *, chosen: bool) -
         raise NotVerified(
             f"{path.name} is NOT VERIFIED: {counts['not run']} GPU cases were not run, because there is no CUDA "
             f"device here; the {counts.get('passed', 0)} static cases passed. Run this on a GPU host, or there "
-            f"without a network as the README says.{kept}"
+            f"without a network as docs/proving.md says.{kept}"
         )
     if status != 0 and not (chosen and status == _NOT_VERIFIED):
         raise VerifyError(f"{path.name} failed its suite: {counts.get('failed', 0)} cases failed.{kept}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,16 +19,36 @@ HALF_NAME = "fp16" if any("fp16" in name for name in harness.KERNELS) else "bf16
 HALF = harness.DTYPES[HALF_NAME]
 
 
+drawn = 1.0  # --drawn
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--drawn",
+        metavar="SHARE",
+        type=float,
+        default=1.0,
+        help="of the problems that hypothesis draws (0 to 1)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global drawn  # noqa: PLW0603 - problems() decorates tests, where no configuration is at hand
+    drawn = config.getoption("--drawn")
+    if not 0 < drawn <= 1:
+        raise pytest.UsageError(f"--drawn {drawn:g}: a share is more than 0 and at most 1.")
+
+
 def built(**options: Any) -> harness.Config:
     """Calls of kernels that were built."""
     return harness.Config(**({"head_dim": DIM, "dtype": HALF_NAME} | options))
 
 
 def problems(examples: int) -> settings:
-    """How many problems hypothesis draws: the same in every run, and not shrunk, which would take hours."""
+    """How many problems hypothesis draws, of which --drawn takes a share: the same in every run, and not shrunk, which would take hours."""
     phases = [Phase.explicit, Phase.generate]
     return settings(
-        max_examples=examples,
+        max_examples=math.ceil(examples * drawn),
         deadline=None,
         derandomize=True,
         phases=phases,

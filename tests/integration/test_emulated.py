@@ -30,12 +30,13 @@ def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_rows_keep_their_bits_under_emulation() -> None:
-    done = emulate("--pytest=-ra")
+def test_rows_keep_their_bits_under_emulation(all_cases: bool) -> None:
+    done = emulate("--pytest=-ra", *([] if all_cases else ["--pytest=--drawn=0.4"]))
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert "skipped" not in done.stdout, "a case was left out"
 
 
+@pytest.mark.long
 def test_kernels_without_mask_and_bias() -> None:
     done = emulate("--kernels", "hdim32,fp16,split,causal,no-bias", "--pytest=-k", "--pytest=left_out")
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
@@ -54,26 +55,14 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = matrix.load(layout.MATRIX).default()
     tools = toolchain.assemble(target, toolchain.check_python(target, None), layout.BUILD, cache=False)
     folder = tmp_path_factory.mktemp("faults")
-    source, what = (
-        emulator.SUITE / "faults.cu",
-        {"error": VerifyError, "what": "could not build the small kernels"},
-    )
-    run(
-        [
-            tools.toolkit.nvcc,
-            *emulator.FLAVOUR.code,
-            f"-ccbin={tools.cxx}",
-            "-c",
-            source,
-            "-o",
-            folder / "faults.o",
-        ],
-        **what,
-    )
+    source, made = emulator.SUITE / "faults.cu", folder / "faults.o"
+    nvcc: list[str | Path] = [tools.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={tools.cxx}"]
+    run([*nvcc, "-c", source, "-o", made], error=VerifyError, what="could not build the small kernels")
     objects = [
         path for path in emulator.interpreter(tools, layout.BUILD / "emulator") if path.stem != "allocator"
     ]
-    run([tools.cxx, folder / "faults.o", *objects, "-o", folder / "faults"], **what)
+    program: list[str | Path] = [tools.cxx, made, *objects, "-o", folder / "faults"]
+    run(program, error=VerifyError, what="could not link the small kernels")
     return folder / "faults"
 
 

@@ -14,14 +14,18 @@ from scripts.source.upstream import Source
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
-FILES = ["fwd_hdim32_fp16_causal", "split_hdim32_fp16_causal", "bwd_hdim32_fp16_causal"]
+FILES = [
+    "fwd_hdim32_fp16_causal",
+    "bwd_hdim32_fp16_causal",
+    pytest.param("split_hdim32_fp16_causal", marks=pytest.mark.long),
+]
 Code = Mapping[str, Mapping[str, objects.Code]]  # by file and kernel
 
 
 @pytest.fixture(scope="module")
-def code() -> tuple[Code, Code]:
+def code(all_cases: bool) -> tuple[Code, Code]:
     """With mask and bias, and without."""
-    words = "hdim32,fp16,causal"
+    words = "hdim32,fp16,causal" if all_cases else "hdim32,fp16,causal,fwd,bwd"
     _, applied = clone.apply(matrix.load(layout.MATRIX), Source.SDIST)
     ours, without = compare.compiled(
         [(applied, kernel_set.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90"

@@ -32,16 +32,8 @@ def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: P
     tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=False)
     source, item = tmp_path / "kernels.cu", tmp_path / "kernels.o"
     source.write_text(SOURCE, encoding="utf-8")
-    command = [
-        tools.toolkit.nvcc,
-        f"-ccbin={tools.cxx}",
-        "-arch=sm_90",
-        "-Xptxas=-v",
-        "-c",
-        source,
-        "-o",
-        item,
-    ]
+    options = [f"-ccbin={tools.cxx}", "-arch=sm_90", "-Xptxas=-v"]
+    command: list[str | Path] = [tools.toolkit.nvcc, *options, "-c", source, "-o", item]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     found = {compare.spell(name): code for name, code in objects.read_kernels(item, "90").items()}
     assert len(found) == 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,6 @@ from scripts.series import changes, export, forecast, guards, lint, model, tree
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import kernel_set, matrix, releases, upstream
-from scripts.source.kernel_set import Pass
 from scripts.wheels import compiling, kernels, toolchain
 
 pytestmark = pytest.mark.network
@@ -33,6 +34,14 @@ def release(name: str) -> releases.Release:
 @pytest.fixture(scope="module")
 def checkout() -> upstream.Checkout:
     return upstream.find(MATRIX.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST)
+
+
+def test_the_patches_are_told_as_one_json_document() -> None:
+    command = [sys.executable, "-m", "scripts", "patches", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert [p["name"] for p in json.loads(done.stdout)["patches"]] == [
+        p.name for p in model.read(ROOT / "patches").patches
+    ]
 
 
 def test_the_table_has_every_release_of_the_matrix() -> None:
@@ -97,7 +106,7 @@ def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(
 
 
 @pytest.mark.nvcc
-def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report]) -> None:
+def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report], all_cases: bool) -> None:
     """Of each pass the smallest file; the rest are the same templates for other head dims and dtypes."""
     root, report = rebased
     loaded = matrix.load(root / "wheel_matrix.toml")
@@ -108,13 +117,13 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
         root / "build/source",
     )
     changed = [k for k in kernel_set.parse_kernels("hdim32,fp16,causal") if k.name in report.kernels]
-    # The split pass takes four minutes, and shares its headers with the forward pass.
-    chosen = tuple(k for k in changed if k.kind is not Pass.SPLIT)
-    if not chosen:
+    if not all_cases:  # the split pass takes longest, and shares its headers with the forward pass
+        changed = [k for k in changed if k.kind is not kernel_set.Pass.SPLIT]
+    if not changed:
         assert not report.kernels
         return
     target = MATRIX.default()
     tools = toolchain.assemble(target, toolchain.check_python(target, None), ROOT / "build", cache=True)
-    plan = kernels.Plan(applied, tools, chosen, ("90",), root / "build")
+    plan = kernels.Plan(applied, tools, tuple(changed), ("90",), root / "build")
     compiled = compiling.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], None)
     assert all(path.stat().st_size > 100_000 for path in compiled.objects)

@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
-KERNELS = ("hdim32,fp16,causal", "hdim32,fp16,fwd,full")  # windows are not causal
+KERNELS = ("hdim32,fp16,causal,fwd,bwd",)
+LONG = ("hdim32,fp16,causal,split", "hdim32,fp16,fwd,full")  # windows are not causal
 BEFORE = "Leave out kernels that no GPU of the build would run"  # the first patch that takes kernels away
 RARE = {"dropout", "local", "alibi", "softcap"}
-FILES = ["fwd_hdim32_fp16", "fwd_hdim32_fp16_causal", "split_hdim32_fp16_causal", "bwd_hdim32_fp16_causal"]
+FILES = [
+    "fwd_hdim32_fp16_causal",
+    "bwd_hdim32_fp16_causal",
+    pytest.param("fwd_hdim32_fp16", marks=pytest.mark.long),
+    pytest.param("split_hdim32_fp16_causal", marks=pytest.mark.long),
+]
 Code = Mapping[str, Mapping[str, objects.Code]]  # by file and kernel
 
 
@@ -44,13 +50,13 @@ def is_rare(name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, Code]:
+def code(tmp_path_factory: pytest.TempPathFactory, all_cases: bool) -> tuple[Code, Code]:
     """With the patches that take kernels away, and without."""
     count = next(n for n, patch in enumerate(model.read(layout.PATCHES).patches) if patch.subject == BEFORE)
     loaded = matrix.load(layout.MATRIX)
     _, whole = clone.apply(loaded, Source.SDIST)
     _, part = clone.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)
-    wanted = tuple(k for words in KERNELS for k in kernel_set.parse_kernels(words))
+    wanted = tuple(k for words in KERNELS + LONG * all_cases for k in kernel_set.parse_kernels(words))
     ours, before = compare.compiled([(whole, wanted), (part, wanted)], "90")
     return ours, before
 

@@ -19,7 +19,7 @@ import pytest
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = "hdim32,fp16,fwd,causal"
+KERNELS = "hdim64,fp16,fwd,causal"  # which a build of the default target has compiled
 
 
 def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,13 +47,13 @@ def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert (
         wheel.name
-        == f"flash_attn-2.8.3.post1+det.1.cu130.torch2.11-1_hdim32_fp16_fwd_causal_sm90-{tag}-{tag}-linux_x86_64.whl"
+        == f"flash_attn-2.8.3.post1+det.1.cu130.torch2.11-1_hdim64_fp16_fwd_causal_sm90-{tag}-{tag}-linux_x86_64.whl"
     )
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         info = json.loads(archive.read("flash_attn/_fork.json"))
         assert str(ROOT).encode() not in b"".join(archive.read(n) for n in names if not n.endswith(".so"))
-    assert info["kernel_set"] == ["fwd_hdim32_fp16_causal"]
+    assert info["kernel_set"] == ["fwd_hdim64_fp16_causal"]
     assert info["architectures"] == ["90"]
     assert "flash_attn/determinism.py" in names
     assert not [n for n in names if n.startswith(("tests", "build", "csrc"))]
@@ -68,7 +68,7 @@ def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(wheel: Path, t
 
 
 def test_the_compile_cache_answers_when_the_objects_are_gone(wheel: Path, tmp_path: Path) -> None:
-    objects = [*(ROOT / "build/kernels").rglob("fwd_hdim32_fp16_causal.o")]
+    objects = [*(ROOT / "build/kernels").rglob("fwd_hdim64_fp16_causal.o")]
     assert objects
     for path in objects:
         path.unlink()
@@ -101,7 +101,7 @@ def test_a_wheel_whose_provenance_lies_fails_verification(wheel: Path, tmp_path:
             content = source.read(entry)
             if entry.filename == "flash_attn/_fork.json":
                 content = json.dumps(
-                    json.loads(content) | {"architectures": ["80"], "kernel_set": ["bwd_hdim32_fp16"]}
+                    json.loads(content) | {"architectures": ["80"], "kernel_set": ["bwd_hdim64_fp16"]}
                 ).encode()
             if not entry.filename.endswith("RECORD"):
                 target.writestr(entry, content)

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.server
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from scripts import __main__
+from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.base.pip import PipConfig
 from scripts.series import export
+from scripts.series.tree import Tree
+from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Checkout, Source
+from scripts.wheels import compiling, kernels
+from scripts.wheels.toolchain import Toolchain, Toolkit, _tool
+from scripts.wheels.torch_environment import Environment
 
+ROOT = layout.ROOT
+PIN = matrix.load(layout.MATRIX).upstream
+KERNELS = kernel_set.parse_kernels("hdim64,fp16")
 HEADER = "csrc/cutlass/include/cutlass/cutlass.h"
 BASE = {
     HEADER: "// cutlass\n",
     "setup.py": "".join(f"line {i}\n" for i in range(1, 41)),
     "flash_attn/__init__.py": '__version__ = "2.8.3.post1"\n',
 }
-
-
+EDITED_SETUP = BASE["setup.py"].replace("line 20\n", "line twenty\n")
+TWO = [
+    ("Change line 20", {"setup.py": EDITED_SETUP}),
+    ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"}),
+]
+Make = Callable[..., Path]  # make_series
 GONE = "\0"  # instead of a text: the file is deleted
 Edit = tuple[str, dict[str, str]] | tuple[str, dict[str, str], str]
 
@@ -75,6 +93,47 @@ class PackageIndex:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that a test makes lands in the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+
+
+@pytest.fixture(autouse=True)
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pytest in a process of its own starts without hypothesis and the like, which take most of its start."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Run a command as ``python -m scripts`` does, but in this process: a new interpreter takes half a second."""
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", ["scripts", *arguments])
+        monkeypatch.setattr(console, "_answered", False)
+        monkeypatch.setattr(console, "out", Console(highlight=False, soft_wrap=True, width=160))
+        capfd.readouterr()
+        try:
+            __main__.main()
+            status = 0
+        except SystemExit as e:
+            status = int(e.code or 0)
+        said = capfd.readouterr()
+        return Ended(status, said.out, said.err)
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield run
+    signal.signal(signal.SIGTERM, before)
 
 
 def checkout_of(files: dict[str, str]) -> Checkout:
@@ -150,3 +209,38 @@ def hostile_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     monkeypatch.setenv("TZ", "Asia/Tokyo")
+
+
+def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchain:
+    """A toolchain whose compilers are a shell script: ninja, the logs and interrupts are real."""
+    script = tmp_path / "compiler"
+    script.write_text("#!/bin/sh\nfor last; do :; done\n" + compiler)
+    script.chmod(0o755)
+    env = Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0+cu130", "13.0", True)
+    return Toolchain(
+        Toolkit(script, "13.0", "V13.0.88", (), "a test"),
+        script,
+        "g++ 12",
+        _tool("ninja"),
+        _tool("sccache") if cache else None,
+        env,
+    )
+
+
+def tree(tmp_path: Path) -> Tree:
+    for kernel in KERNELS:
+        path = tmp_path / "source/csrc/flash_attn/src" / kernel.source
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"// {kernel.name}\n")
+    return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
+
+
+def plan(
+    tmp_path: Path, tools: Toolchain, chosen: tuple[kernel_set.Kernel, ...] = KERNELS, arch: str = "90"
+) -> kernels.Plan:
+    return kernels.Plan(tree(tmp_path), tools, chosen, (arch,), tmp_path / "build")
+
+
+def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> compiling.Compiled:
+    planned = plan(tmp_path, tools)
+    return compiling.compile_units(planned, kernels.kernel_units(planned), jobs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -12,8 +14,11 @@ import pytest
 
 from scripts import __main__
 from scripts.base import layout
-from scripts.base.errors import WheelError
-from scripts.wheels import build, compiling
+from scripts.base.errors import ToolchainError, UpstreamError, WheelError
+from scripts.series import clone, tree
+from scripts.source import matrix
+from scripts.wheels import build, choice, compiling, kernels, toolchain
+from tests.unit.conftest import ROOT, Command
 
 
 def fake_wheel(path: Path, **files: str) -> build.Built:
@@ -71,3 +76,89 @@ def test_a_difference_is_shown_by_diffoscope_where_there_is_one(
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     ours, theirs = (fake_wheel(tmp_path / name, text=name).path for name in ("a.whl", "b.whl"))
     assert f"--text=- of {ours} and {theirs}: a byte" in build._difference(ours, theirs)
+
+
+def test_list_and_dry_run_do_nothing_but_tell(command: Command) -> None:
+    listed = command("build", "--list")
+    assert listed.status == 0
+    assert "cu130-torch2.11 (default)" in listed.out
+    dry = command(
+        "build", "--dry-run", "--kernels", "hdim64,fp16,split", "--arch", "80,90", "--python", "3.12"
+    )
+    assert re.search(r"cu130-torch2\.11\s.*3\.12.*\b2\b.*80, 90", dry.out), dry.out
+    assert "flash_fwd_split_hdim64_fp16_causal_sm80.cu" in dry.out
+
+
+def test_several_builds_are_planned_first_and_share_their_kernels(command: Command) -> None:
+    """For an architecture that nobody builds for, so that no object of it is there."""
+    dry = command(
+        "build",
+        "--dry-run",
+        "--target",
+        "cu130-torch2.11*",
+        "--python",
+        "3.11,3.12",
+        "--kernels",
+        "hdim64,fp16,fwd",
+        "--arch",
+        "121",
+    )
+    rows = [line for line in dry.out.splitlines() if "cu130-torch2.11" in line]
+    assert len(rows) == 4, dry.out
+    assert re.search(r"2\W+0\W+2 and the binding\W+121\W+3m16s", rows[0])
+    assert all(re.search(r"2\W+2\W+the binding\W+121\W+40s", row) for row in rows[1:])
+
+
+def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = matrix.load(layout.MATRIX)
+    target = loaded.default()
+    job = choice.Job(target, "3.12", target.kernels, ("90",))
+    applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
+    tools = toolchain.Toolchain(
+        toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"),
+        tmp_path,
+        "g++ 12",
+        tmp_path,
+        None,
+        None,
+    )
+    monkeypatch.setattr(layout, "BUILD", tmp_path)
+    monkeypatch.setattr(clone, "standing", lambda loaded: applied)
+    monkeypatch.setattr(toolchain, "present", lambda target, folder: tools)
+    assert build.made(loaded, job) == set()
+    for unit in kernels.kernel_units(kernels.Plan(applied, tools, target.kernels[:3], ("90",), tmp_path)):
+        unit.target.parent.mkdir(parents=True, exist_ok=True)
+        unit.target.touch()
+    assert build.made(loaded, job) == set(target.kernels[:3])
+    assert build.made(loaded, dataclasses.replace(job, architectures=("80",))) == set()
+    monkeypatch.setattr(toolchain, "present", lambda target, folder: None)
+    assert build.made(loaded, job) == set()
+
+
+def test_a_failed_build_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build_one(loaded: object, job: choice.Job, options: object, place: object) -> build.Built:
+        if job.python == "3.11":
+            raise ToolchainError("no compiler for this one.")
+        return build.Built(
+            Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, compiling.Compiled((), 4, 2.0, 3, 1)
+        )
+
+    monkeypatch.setattr(build, "build_one", build_one)
+    with pytest.raises(SystemExit) as caught:
+        __main__.main_inner(["build", "--python", "3.10,3.11,3.12"])
+    assert caught.value.code == ToolchainError.exit_code
+    output = capsys.readouterr().out
+    assert "3.10.whl" in output
+    assert "failed: no compiler for this one." in output
+    assert "3.12.whl" in output
+    assert "4, 75 %" in output
+
+
+def test_a_dry_run_from_git_fails_as_the_build_would(command: Command) -> None:
+    if (ROOT / "upstream/.git").exists():
+        pytest.skip("the submodule is initialised here")
+    done = command("build", "--dry-run", "--source", "git")
+    assert done.status == UpstreamError.exit_code
+    assert "--source git: the submodule upstream is not initialised" in done.err

@@ -29,7 +29,7 @@ OURS = Ours(
 THEIRS = Side({"fwd": 300, "bwd": 900}, 40, 4_000_000)
 
 
-def figures(theirs: Side = THEIRS, **changed: object) -> dict[str, build_figures.Line]:
+def figures(theirs: Side = THEIRS, **changed: Any) -> dict[str, build_figures.Line]:
     return {line.what: line for line in build_figures.lines(dataclasses.replace(OURS, **changed), theirs)}
 
 
@@ -59,7 +59,7 @@ def test_kernels_without_masks_and_biases_are_not_held_against_themselves() -> N
         ({"share": 1 / 72}, "nvcc, 16 wheels of one CUDA (and g++)"),
     ],
 )
-def test_a_goal_that_is_missed_is_called_so(changed: dict[str, object], missed: str) -> None:
+def test_a_goal_that_is_missed_is_called_so(changed: dict[str, Any], missed: str) -> None:
     assert [what for what, line in figures(**changed).items() if not line.met] == [missed]
 
 

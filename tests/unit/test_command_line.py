@@ -1,38 +1,32 @@
 from __future__ import annotations
 
-import dataclasses
+import errno
 import json
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
-import time
-import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from scripts import __main__
-from scripts.base import files, layout
-from scripts.base.errors import NotVerified, ToolchainError, UsageError, WheelError
-from scripts.commands import rebase
+from scripts.base import layout
+from scripts.base.errors import NotVerified, UsageError
+from scripts.commands import rebase, table
+from scripts.commands.parser import parse
 from scripts.commands.table import COMMANDS
-from scripts.series import clone, tree
-from scripts.source import matrix, upstream
-from scripts.wheels import build, choice, compiling, kernels, toolchain, torch_environment, verify
-
-ROOT = Path(__file__).resolve().parents[2]
-NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
+from scripts.source import matrix
+from tests.unit.conftest import ROOT, Command
 
 
-def scripts(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def test_a_shell_gets_the_status_and_both_streams() -> None:
+    """As nox calls it. The other cases run in this process."""
+    line = [sys.executable, "-m", "scripts", "rebase", "--continue", "--json"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == UsageError.exit_code
+    assert json.loads(done.stdout)["exit_code"] == done.returncode
+    assert done.stderr.startswith("✗ no rebase is under way")
 
 
 def test_a_reader_who_has_had_enough_gets_no_stack() -> None:
@@ -47,11 +41,50 @@ def test_a_reader_who_has_had_enough_gets_no_stack() -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
-@pytest.mark.parametrize("command", [[], *([command.name] for command in COMMANDS)])
-def test_help_explains_each_command(command: list[str]) -> None:
-    done = scripts(*command, "--help")
-    assert done.returncode == 0
-    assert f"usage: nox -s {' '.join([*command, '--' if command else '[-h]'])} " in done.stdout
+@pytest.mark.parametrize("words", [[], *([entry.name] for entry in COMMANDS)])
+def test_help_explains_each_command(command: Command, words: list[str]) -> None:
+    done = command(*words, "--help")
+    assert done.status == 0
+    assert f"usage: nox -s {' '.join([*words, '--' if words else '[-h]'])} " in done.out
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+def test_each_command_runs_what_its_own_module_has(entry: table.Command) -> None:
+    needed = {"each": ["--run", "true"], "bisect": ["--run", "true"], "audit": ["a.whl"]}
+    run = parse([entry.name, *needed.get(entry.name, [])]).run
+    assert run.__module__ == entry.module_name
+    if entry.module:  # two commands of one module
+        assert entry.name in run.__name__
+
+
+def test_matrix_lists_the_targets(command: Command) -> None:
+    listed = command("matrix")
+    assert listed.status == 0
+    assert all(target.name in listed.out for target in matrix.load(layout.MATRIX).targets)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (UsageError("no such thing."), 2, "✗ no such thing.\n"),
+        (NotVerified("no GPU."), 3, "✗ no GPU.\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "dist/a.whl"),
+            1,
+            "✗ dist/a.whl: No space left on device.\n",
+        ),
+        (KeyboardInterrupt(), 130, "✗ interrupted; nothing was changed.\n"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_a_status(
+    command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, said: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(matrix, "load", fail)
+    done = command("matrix")
+    assert (done.status, done.out, done.err) == (status, "", said)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +147,13 @@ def test_help_explains_each_command(command: list[str]) -> None:
         (["bild"], "invalid choice: 'bild'"),
     ],
 )
-def test_bad_arguments_end_with_status_2_and_say_what_is_allowed(arguments: list[str], expected: str) -> None:
-    done = scripts(*arguments)
-    assert done.returncode == 2
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
+def test_bad_arguments_end_with_status_2_and_say_what_is_allowed(
+    command: Command, arguments: list[str], expected: str
+) -> None:
+    done = command(*arguments)
+    assert done.status == 2
+    assert expected in done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -149,138 +184,6 @@ def test_patches_are_not_exported_into_a_rebase(tmp_path: Path, monkeypatch: pyt
         __main__.main_inner(["export"])
 
 
-def test_list_and_dry_run_do_nothing_but_tell() -> None:
-    listed = scripts("build", "--list")
-    assert listed.returncode == 0
-    assert "cu130-torch2.11 (default)" in listed.stdout
-    dry = scripts(
-        "build", "--dry-run", "--kernels", "hdim64,fp16,split", "--arch", "80,90", "--python", "3.12"
-    )
-    assert re.search(r"cu130-torch2\.11\s.*3\.12.*\b2\b.*80, 90", dry.stdout), dry.stdout
-    assert "flash_fwd_split_hdim64_fp16_causal_sm80.cu" in dry.stdout
-
-
-def test_several_builds_are_planned_first_and_share_their_kernels() -> None:
-    """For an architecture that nobody builds for, so that no object of it is there."""
-    dry = scripts(
-        "build",
-        "--dry-run",
-        "--target",
-        "cu130-torch2.11*",
-        "--python",
-        "3.11,3.12",
-        "--kernels",
-        "hdim64,fp16,fwd",
-        "--arch",
-        "121",
-    )
-    rows = [line for line in dry.stdout.splitlines() if "cu130-torch2.11" in line]
-    assert len(rows) == 4, dry.stdout
-    assert re.search(r"2\W+0\W+2 and the binding\W+121\W+3m16s", rows[0])
-    assert all(re.search(r"2\W+2\W+the binding\W+121\W+40s", row) for row in rows[1:])
-
-
-def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = matrix.load(layout.MATRIX)
-    target = loaded.default()
-    job = choice.Job(target, "3.12", target.kernels, ("90",))
-    applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
-    tools = toolchain.Toolchain(
-        toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"),
-        tmp_path,
-        "g++ 12",
-        tmp_path,
-        None,
-        None,
-    )
-    monkeypatch.setattr(layout, "BUILD", tmp_path)
-    monkeypatch.setattr(clone, "standing", lambda loaded: applied)
-    monkeypatch.setattr(toolchain, "present", lambda target, folder: tools)
-    assert build.made(loaded, job) == set()
-    for unit in kernels.kernel_units(kernels.Plan(applied, tools, target.kernels[:3], ("90",), tmp_path)):
-        unit.target.parent.mkdir(parents=True, exist_ok=True)
-        unit.target.touch()
-    assert build.made(loaded, job) == set(target.kernels[:3])
-    assert build.made(loaded, dataclasses.replace(job, architectures=("80",))) == set()
-    monkeypatch.setattr(toolchain, "present", lambda target, folder: None)
-    assert build.made(loaded, job) == set()
-
-
-def test_a_failed_build_does_not_stop_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def build_one(loaded: object, job: choice.Job, options: object, place: object) -> build.Built:
-        if job.python == "3.11":
-            raise ToolchainError("no compiler for this one.")
-        return build.Built(
-            Path(f"{job.python}.whl"), 5_000_000, "f" * 64, 3.0, compiling.Compiled((), 4, 2.0, 3, 1)
-        )
-
-    monkeypatch.setattr(build, "build_one", build_one)
-    with pytest.raises(SystemExit) as caught:
-        __main__.main_inner(["build", "--python", "3.10,3.11,3.12"])
-    assert caught.value.code == ToolchainError.exit_code
-    output = capsys.readouterr().out
-    assert "3.10.whl" in output
-    assert "failed: no compiler for this one." in output
-    assert "3.12.whl" in output
-    assert "4, 75 %" in output
-
-
-def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
-    foreign = tmp_path / "numpy-2.0-cp312-cp312-linux_x86_64.whl"
-    foreign.touch()
-    with pytest.raises(UsageError, match="no wheel of this project"):
-        verify.facts_of(foreign)
-    cut = tmp_path / NAME
-    cut.write_bytes(b"PK")
-    with pytest.raises(WheelError, match="cut off"):
-        verify.facts_of(cut)
-    with zipfile.ZipFile(cut, "w") as archive:
-        archive.writestr("flash_attn/__init__.py", "")
-    with pytest.raises(WheelError, match=r"_fork\.json"):
-        verify.facts_of(cut)
-    for broken in ("{}", "[]", "not json", '{"torch": null', '{"format": 1, "torch": "2.11.0"}'):
-        with zipfile.ZipFile(cut, "w") as archive:
-            archive.writestr("flash_attn/_fork.json", broken)
-        with pytest.raises(WheelError, match=r"_fork\.json is damaged: .*; build the wheel again"):
-            verify.facts_of(cut)
-
-
-@pytest.mark.parametrize(("version", "taken"), [("2.13.0", "2.13.0+cu130"), ("2.13.0+cu130", "2.13.0+cu130")])
-def test_pip_is_asked_for_no_torch_for_the_cpu(version: str, taken: str) -> None:
-    """Which counts as newer than "2.13.0", and lies in some machines' folders."""
-    wanted = Requirement(torch_environment.torch_for_cuda(version)).specifier
-    assert list(wanted.filter(["2.13.0+cpu", "2.13.0+cu130", "2.12.0"])) == [taken]
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_wheel_that_fails_outweighs_one_that_cannot_be_proved_here(
-    monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
-) -> None:
-    wheels = [
-        ("absent.whl", UsageError("absent.whl does not exist")),
-        ("good.whl", NotVerified("good.whl is NOT VERIFIED")),
-    ]
-    told = dict(wheels)
-
-    def facts_of(path: Path) -> verify.Facts:
-        raise told[path.name]
-
-    monkeypatch.setattr(verify, "facts_of", facts_of)
-    with pytest.raises(SystemExit) as ended:
-        __main__.main_inner(["verify", *(wheels[place][0] for place in order)])
-    assert ended.value.code == UsageError.exit_code
-
-
-def test_a_dry_run_from_git_fails_as_the_build_would(tmp_path: Path) -> None:
-    if (ROOT / "upstream/.git").exists():
-        pytest.skip("the submodule is initialised here")
-    done = scripts("build", "--dry-run", "--source", "git")
-    assert done.returncode == 5
-    assert "--source git: the submodule upstream is not initialised" in done.stderr
-
-
 def test_no_git_on_path_is_an_error_in_our_words(tmp_path: Path) -> None:
     env = {**os.environ, "PATH": str(tmp_path)}
     command = [sys.executable, "-m", "scripts", "apply", "--source", "git"]
@@ -289,145 +192,14 @@ def test_no_git_on_path_is_an_error_in_our_words(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_error_is_the_document_of_json() -> None:
-    done = scripts("rebase", "--continue", "--json")
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["exit_code"] == 2
-    assert "no rebase is under way" in json.loads(done.stdout)["error"]
+def test_an_error_is_the_document_of_json(command: Command) -> None:
+    done = command("rebase", "--continue", "--json")
+    assert done.status == 2
+    assert json.loads(done.out)["exit_code"] == 2
+    assert "no rebase is under way" in json.loads(done.out)["error"]
 
 
-def test_a_second_run_on_the_series_waits_for_nobody(tmp_path: Path) -> None:
-    with (
-        files.alone(tmp_path),
-        pytest.raises(UsageError, match="another run is working on the series"),
-        files.alone(tmp_path),
-    ):
-        pass
-    with files.alone(tmp_path):
-        pass
-
-
-def test_applying_waits_for_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build applies first: two of them side by side are no mistake."""
-    applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
-    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(upstream, "pinned", lambda *_: None)
-    monkeypatch.setattr(tree, "apply", lambda *_, **__: applied)
-    loaded = matrix.load(layout.MATRIX)
-    with ThreadPoolExecutor() as threads:
-        with files.alone(tmp_path / "build"):
-            second = threads.submit(clone.apply, loaded, upstream.Source.AUTO)
-            time.sleep(0.3)
-            assert not second.done()
-        assert second.result(timeout=10)[1] is applied
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("old")
-    with pytest.raises(TypeError):
-        files.write(tmp_path / "text", b"bytes")  # type: ignore[arg-type]
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("text", "old")]
-
-
-def test_a_file_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -> None:
-    for path, kind in ((tmp_path, IsADirectoryError), (tmp_path / "none" / "text", FileNotFoundError)):
-        with pytest.raises(kind) as caught:
-            files.write(path, "text")
-        assert caught.value.filename == str(path)
-    assert list(tmp_path.iterdir()) == []
-    assert not tmp_path.with_name(tmp_path.name + ".part").exists()
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("each --run 'exit 125'", "could not be tested (125) on base, 0001"),
-        ("each --run false", "    upstream itself, without any patch (status 1)"),
-    ],
-)
-def test_each_does_not_call_passed_what_was_not(command: str, expected: str) -> None:
-    done = scripts(*shlex.split(command))
-    assert done.returncode == 6
-    assert expected in done.stderr
-
-
-def test_json_is_one_document_on_stdout_and_the_rest_goes_to_stderr() -> None:
-    done = scripts("lint", "--json")
-    assert json.loads(done.stdout) == []
-    assert "well-formed" in done.stderr
-
-
-def test_an_empty_dist_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nox -s build"):
-        verify.wheels_in(tmp_path)
-
-
-def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, release, headers in [("old", "12.4", True), ("bare", "13.0", False), ("good", "13.0", True)]:
-        nvcc = tmp_path / name / "bin/nvcc"
-        nvcc.parent.mkdir(parents=True)
-        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.99'\n")
-        nvcc.chmod(0o755)
-        if headers:
-            (tmp_path / name / "include/cuda/std").mkdir(parents=True)
-            (tmp_path / name / "include/cuda_runtime.h").touch()
-    monkeypatch.setattr(
-        toolchain, "_candidates", lambda: iter([(tmp_path / name, name) for name in ("old", "bare", "good")])
-    )
-    found, passed = toolchain.installed_toolkit("13.0")
-    assert found is not None
-    assert found.nvcc == tmp_path / "good/bin/nvcc"
-    assert found.version == "V13.0.99"
-    assert "is CUDA 12.4" in passed[0]
-    assert "lacks cuda_runtime.h" in passed[1]
-
-
-def test_a_cuda_that_neither_the_machine_nor_an_index_has_is_an_error_before_anything_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = matrix.load(ROOT / "wheel_matrix.toml").named("cu128-torch2.10")
-    monkeypatch.setattr(toolchain, "_candidates", lambda: iter([]))
-    with pytest.raises(
-        ToolchainError,
-        match=r"cu128-torch2\.10 needs CUDA 12\.8, whose compiler no index has \(the machine has none\).*--containers",
-    ):
-        toolchain.assemble(
-            target, f"{sys.version_info.major}.{sys.version_info.minor}", tmp_path, cache=False
-        )
-    assert not [*tmp_path.iterdir()]
-    assert toolchain.out_of_reach(target)
-    assert toolchain.present(target, tmp_path) is None
-
-
-@pytest.mark.parametrize(("release", "folders"), [("13.0", ["cu13"]), ("12.4", ["cublas", "cuda_runtime"])])
-def test_cuda_s_libraries_lie_in_one_folder_or_before_13_in_many(
-    tmp_path: Path, release: str, folders: list[str]
-) -> None:
-    for name in folders:
-        (tmp_path / "nvidia" / name / "include").mkdir(parents=True)
-    env = torch_environment.Environment(
-        Path(sys.executable), tmp_path, "cp312", tmp_path, "2.6.0", release, cxx11_abi=False
-    )
-    assert [path.relative_to(tmp_path / "nvidia").as_posix() for path in env.cuda] == folders
-
-
-def test_missing_python_headers_are_an_error_that_names_the_package(tmp_path: Path) -> None:
-    env = torch_environment.Environment(
-        Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0", "13.0", cxx11_abi=True
-    )
-    with pytest.raises(ToolchainError, match=r"no Python\.h .*python3\.12-dev"):
-        torch_environment.check_headers(env)
-    (tmp_path / "Python.h").touch()
-    torch_environment.check_headers(env)
-
-
-def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CXX", "absent-compiler")
-    with pytest.raises(ToolchainError, match="absent-compiler is not on PATH"):
-        toolchain.host_compiler()
-    with pytest.raises(ToolchainError, match=r"no python3\.99"):
-        toolchain.find_python("3.99")
+def test_json_is_one_document_on_stdout_and_the_rest_goes_to_stderr(command: Command) -> None:
+    done = command("lint", "--json")
+    assert json.loads(done.out) == []
+    assert "well-formed" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def test_a_wheel_of_a_container_does_not_keep_the_proof_of_other_bytes(
         (made / name).write_text("new")
         return 0
 
-    monkeypatch.setattr(containers.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
     monkeypatch.setattr(containers, "find_engine", lambda *_: engine.Engine("docker", {}, ()))
     monkeypatch.setattr(containers, "_show", show)
     assert containers.build(REQUEST, ROOT, tmp_path / "containers", out) == [out / name]

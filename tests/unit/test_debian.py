@@ -126,7 +126,7 @@ def test_a_toolkit_is_assembled_where_nvcc_looks_for_its_parts(
     ],
 )
 def test_what_is_not_as_the_matrix_says_is_not_kept(
-    tmp_path: Path, mirror: tuple[Path, list[str]], change: dict, expected: str
+    tmp_path: Path, mirror: tuple[Path, list[str]], change: dict[str, object], expected: str
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -173,7 +173,7 @@ def test_the_mirror_is_that_of_the_machine_s_apt(
 ) -> None:
     monkeypatch.delenv(debian.MIRROR, raising=False)
     monkeypatch.setattr(
-        debian.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, listed, "")
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, listed, "")
     )
     if expected:
         assert debian.mirror() == expected

@@ -10,9 +10,7 @@ from scripts.base.errors import SeriesError
 from scripts.lab import emulator
 from scripts.series import model, tree
 from scripts.wheels import compiling, kernels
-from tests.unit.conftest import BASE, checkout_of
-from tests.unit.test_kernels import toolchain
-from tests.unit.test_tree import PIN, TWO
+from tests.unit.conftest import BASE, PIN, TWO, checkout_of, toolchain
 
 
 def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(

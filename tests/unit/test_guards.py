@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,10 @@ from hypothesis import strategies as st
 from scripts.base import layout
 from scripts.base.errors import GuardError
 from scripts.series import guards, model, tree
-from scripts.source import matrix
-from tests.unit.conftest import BASE, checkout_of
+from tests.unit.conftest import BASE, PIN, Make, checkout_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
 HEADER = "csrc/flash_attn/src/fork.h"
 CODE = "#pragma once\n#define FORK 1  // FORK_OLD\n/* gone */\ninline int fork( int  a ) { return a; }\ninline int fork(int a, int b);\n"
-Make = Callable[..., Path]
 
 
 def outcomes(

@@ -17,48 +17,8 @@ from hypothesis import strategies as st
 from scripts.base import console
 from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError
 from scripts.base.process import run
-from scripts.series.tree import Tree
-from scripts.source import kernel_set
 from scripts.wheels import compiling, flags, kernels, linking
-from scripts.wheels.toolchain import Toolchain, Toolkit, _tool
-from scripts.wheels.torch_environment import Environment
-
-KERNELS = kernel_set.parse_kernels("hdim64,fp16")
-
-
-def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchain:
-    """A toolchain whose compilers are a shell script: ninja, the logs and interrupts are real."""
-    script = tmp_path / "compiler"
-    script.write_text("#!/bin/sh\nfor last; do :; done\n" + compiler)
-    script.chmod(0o755)
-    env = Environment(Path(sys.executable), tmp_path, "cp312", tmp_path, "2.11.0+cu130", "13.0", True)
-    return Toolchain(
-        Toolkit(script, "13.0", "V13.0.88", (), "a test"),
-        script,
-        "g++ 12",
-        _tool("ninja"),
-        _tool("sccache") if cache else None,
-        env,
-    )
-
-
-def tree(tmp_path: Path) -> Tree:
-    for kernel in KERNELS:
-        path = tmp_path / "source/csrc/flash_attn/src" / kernel.source
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"// {kernel.name}\n")
-    return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
-
-
-def plan(
-    tmp_path: Path, tools: Toolchain, chosen: tuple[kernel_set.Kernel, ...] = KERNELS, arch: str = "90"
-) -> kernels.Plan:
-    return kernels.Plan(tree(tmp_path), tools, chosen, (arch,), tmp_path / "build")
-
-
-def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> compiling.Compiled:
-    planned = plan(tmp_path, tools)
-    return compiling.compile_units(planned, kernels.kernel_units(planned), jobs)
+from tests.unit.conftest import KERNELS, compile_all, plan, toolchain
 
 
 def test_kernel_files_are_told_for_which_gpus_they_are_compiled_and_upstream_s_own_are_not(
@@ -157,8 +117,7 @@ import signal, sys
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # as scripts.__main__ does
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
 from pathlib import Path
-from tests.unit import test_kernels as t
-from scripts.wheels.toolchain import Toolchain
+from tests.unit import conftest as t
 tools = t.toolchain(Path({str(tmp_path)!r}), {Path(tools.cxx).read_text().partition("done" + chr(10))[2]!r})
 try:
     t.compile_all(Path({str(tmp_path)!r}), tools)

@@ -6,17 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.base.errors import SeriesError
 from scripts.series import lint, model
-from tests.unit.conftest import BASE
+from tests.unit.conftest import BASE, ROOT, TWO, Make
 
-ROOT = Path(__file__).resolve().parents[2]
-EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
-TWO = [
-    ("Change line 20", {"setup.py": EDIT}),
-    ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"}),
-]
 FIRST = "0001-Change-line-20.patch"
-Make = Callable[..., Path]
 
 
 def swap(old: str, new: str) -> Callable[[Path], None]:
@@ -201,8 +195,8 @@ def test_a_patch_is_named_by_number_file_or_a_part(make_series: Make) -> None:
     ]
     for text in ("3", "absent", "line 20 header", ""):
         with pytest.raises(
-            model.SeriesError, match=r"names no patch of the series, which has:\n.*0001-Change-line-20\.patch"
+            SeriesError, match=r"names no patch of the series, which has:\n.*0001-Change-line-20\.patch"
         ):
             whole.named(text)
-    with pytest.raises(model.SeriesError, match="several"):
+    with pytest.raises(SeriesError, match="several"):
         whole.named("a")

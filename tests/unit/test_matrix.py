@@ -54,6 +54,11 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
             'cuda = "12.4"\ntorch = "2.11.0"',
             ["torch 2.11.0 is built for CUDA 13.0, not 12.4", "there is 2.6.0"],
         ),
+        (
+            'cuda = "12.4"\ntorch = "2.6.0"',
+            'cuda = "13.0"\ntorch = "2.6.0"',
+            ["torch 2.6.0 is built for CUDA 12.4, not 13.0", "there is 2.11.0"],
+        ),
         ('toolkit = "13.0.2"', 'toolkit = "12.8.1"', ["toolkit: 12.8.1 is no full release of CUDA 13.0"]),
         ('kernels = "hdim64,', 'kernels = "hdim65,', ["'hdim65' names no kernels", "hdim64"]),
         ("default = true", "default = false", ["one target must have default = true; none has"]),

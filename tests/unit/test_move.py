@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,9 @@ from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
 from scripts.series import forecast, landed, model, move
 from scripts.series.move import Outcome
-from scripts.source import matrix
 from scripts.source.releases import Release
-from tests.unit.conftest import BASE, GONE, checkout_of, write_files
+from tests.unit.conftest import BASE, GONE, PIN, Make, checkout_of, write_files
 
-ROOT = Path(__file__).resolve().parents[2]
-PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
 NEW = PIN.model_copy(update={"version": "9.9.9"})
 LIB = "flash_attn/lib.py"
 # Two functions with one body, as CUDA kernels have many.
@@ -26,7 +22,6 @@ HEADER = (
     "Add a header",
     {"csrc/flash_attn/src/fork.h": "#pragma once\ninline int fork_answer() { return 42; }\n"},
 )
-Make = Callable[..., Path]
 
 
 def forecast_of(

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from scripts import __main__
+from scripts.base import layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.series import clone, model, prefixes, tree
-from scripts.source import matrix
-from tests.unit.conftest import BASE, checkout_of
+from tests.unit.conftest import BASE, PIN, Command, Make, checkout_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
 EDITS = [(f"Add part {i}", {f"flash_attn/part_{i}.py": f"part = {i}\n"}) for i in range(1, 6)]
 NAMES = ["base", *(f"000{i}-Add-part-{i}.patch" for i in range(1, 6))]
-Make = Callable[..., Path]
 
 
 @pytest.fixture
@@ -102,3 +98,25 @@ def test_a_bisect_that_finds_the_patch_has_succeeded(capfd: pytest.CaptureFixtur
 def test_each_names_every_failure() -> None:
     with pytest.raises(SeriesError, match=r"(?s)fails on 2 of 6:.*0004-.*status 1.*0005-.*status 1"):
         __main__.main_inner(["each", "--run", "test ! -e flash_attn/part_4.py"])
+
+
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [
+        ("exit 125", "could not be tested (125) on base, 0001"),
+        ("false", "    upstream itself, without any patch (status 1)"),
+    ],
+)
+def test_each_does_not_call_passed_what_was_not(
+    applied: tuple[model.Series, tree.Tree],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    shell: str,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(clone, "view", lambda source: nullcontext(applied))
+    done = command("each", "--run", shell)
+    assert done.status == SeriesError.exit_code
+    assert expected in done.err

@@ -8,11 +8,9 @@ import pytest
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.series import model, reach, tree
-from scripts.source import kernel_set, matrix
-from tests.unit.conftest import BASE, checkout_of
+from scripts.source import kernel_set
+from tests.unit.conftest import BASE, PIN, ROOT, checkout_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
 SRC = "csrc/flash_attn/src"
 KERNEL, OTHER = kernel_set.ALL_KERNELS[:2]
 FILES = BASE | {

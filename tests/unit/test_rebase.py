@@ -1,30 +1,29 @@
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
-import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.base import files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import changes, lint, model, reach, rebase_resolution
+from scripts.series import changes, export, lint, model, move, reach, rebase_resolution
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
-from scripts.source import matrix
+from scripts.source import matrix, pin
 from scripts.source.releases import Release
-from tests.unit.conftest import BASE, checkout_of, write_files
+from tests.unit.conftest import BASE, ROOT, Make, checkout_of, write_files
 
-ROOT = Path(__file__).resolve().parents[2]
 LIB, HEADER = "flash_attn/lib.py", "csrc/flash_attn/src/fork.h"
 FILES = BASE | {
     LIB: "".join(f"value_{i} = {i}\n" for i in range(30)),
@@ -50,7 +49,6 @@ LAST = (
 SERIES = (EDIT, ADD, LAST)
 UPSTREAM = with_line(10, "value_10 = ten\n")  # conflicts with EDIT
 NEW_HASH = "9" * 64
-Make = Callable[..., Path]
 
 
 @pytest.fixture
@@ -112,9 +110,12 @@ def resolve(root: Path, text: str = "value_10 = compute_ten(ten)\n") -> None:
     path.write_text(before + text + rest.partition(">>>>>>> ")[2].partition("\n")[2])
 
 
-def test_a_series_that_moves_is_moved_whole(repository: Path) -> None:
+def test_a_series_that_moves_is_moved_whole(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = start(repository, {LIB: "# new\n" + FILES[LIB]})
     assert [d.outcome for d in report.done] == ["offset", "clean", "offset"]
+    told = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    names = [f"{n}/3 {done.patch}: {done.outcome}" for n, done in enumerate(report.done, 1)]
+    assert [line for line in told if "/3 " in line] == names
     loaded = matrix.load(repository / "wheel_matrix.toml")
     assert (loaded.upstream.version, loaded.upstream.sdist_sha256, loaded.upstream.commit) == (
         "9.9.9",
@@ -449,18 +450,8 @@ def test_work_on_a_conflict_outlives_a_kill_before_the_conflict_was_recorded(rep
     assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
 
 
-@pytest.mark.parametrize("place", [14, 15, 16, 17])
-def test_a_rebase_that_was_killed_while_it_wrote_can_be_aborted(repository: Path, place: int) -> None:
-    before = snapshot(repository)
-    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, place)
-    assert (snapshot(repository) != before) == (place > 14)
-    assert "as they were" in resume(repository).abort()
-    assert snapshot(repository) == before
-    assert not (repository / "build/rebase").exists()
-
-
 def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Path) -> None:
-    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, 15)
+    assert run_and_kill(repository, repository / "wheel_matrix.toml")
     path = repository / "patches/0002-Add-a-header.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
     after = snapshot(repository)
@@ -594,7 +585,7 @@ def test_abort_takes_back_what_a_rebase_wrote_and_nothing_that_a_person_did(
 
 
 def test_a_rebase_that_was_killed_while_it_wrote_and_lost_its_state_can_be_dropped(repository: Path) -> None:
-    assert run_and_kill(repository, {LIB: "# new\n" + FILES[LIB]}, 15)
+    assert run_and_kill(repository, repository / "wheel_matrix.toml")
     after = snapshot(repository)
     (repository / "build/rebase/state.json").write_text("{")
     assert "left alone" in resume(repository).abort()
@@ -651,63 +642,66 @@ def test_a_state_whose_repository_lost_the_series_is_an_error(repository: Path) 
 
 # --- kill -9 ---
 
-CHILD = """
-import sys
-from pathlib import Path
-sys.path[:0] = [{root!r}]
-from tests.unit import test_rebase
-from scripts.base import files
-from scripts.series import export, move
-from scripts.source import pin
-from scripts.base.errors import ActionNeeded
-place, seen = {place}, 0
-def mortal(function):
-    def wrapped(*arguments, **named):
-        global seen
-        seen += 1
-        if seen == place:
-            Path({flag!r}).touch()
-            import time
-            time.sleep(60)
-        return function(*arguments, **named)
-    return wrapped
-move.pick, files.write = mortal(move.pick), mortal(files.write)
-export.write_folder, pin.write = mortal(export.write_folder), mortal(pin.write)
-repository = Path({repository!r})
-try:
-    test_rebase.start(repository, {new!r}) if not test_rebase.resume(repository).under_way else test_rebase.resume(repository).proceed()
-except ActionNeeded:
-    pass
-"""
+MOVED = {LIB: "# new\n" + FILES[LIB]}
+PROCESSES = multiprocessing.get_context(
+    "forkserver"
+)  # a new interpreter for each would take most of the time
+PROCESSES.set_forkserver_preload([__name__])
 
 
-def run_and_kill(repository: Path, new: dict[str, str], place: int) -> bool:
-    """Run the rebase in a process of its own and kill it before step ``place``; whether it got there."""
-    flag = repository / f"flag-{place}"
-    code = textwrap.dedent(CHILD).format(
-        root=str(ROOT), place=place, flag=str(flag), repository=str(repository), new=new
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    while process.poll() is None and not flag.exists():
-        time.sleep(0.02)
-    reached = flag.exists()
-    process.send_signal(signal.SIGKILL)
-    output, _ = process.communicate()
-    assert reached or process.returncode == 0, output
-    return reached
+def rebase_and_die(repository: Path, end: int | Path) -> None:
+    """Rebase, and end without a word before the step of this number, or before this file is written."""
+    steps = itertools.count(1)
+
+    def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            if end in (next(steps), arguments[0]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named)
+
+        return wrapped
+
+    for module, name in ((move, "pick"), (files, "write"), (export, "write_folder"), (pin, "write")):
+        setattr(module, name, mortal(getattr(module, name)))
+    start(repository, MOVED)
 
 
-@pytest.mark.parametrize("place", range(1, 18))
-def test_a_rebase_that_is_killed_anywhere_goes_on_and_ends_the_same(repository: Path, place: int) -> None:
+def run_and_kill(repository: Path, end: int | Path) -> bool:
+    """Run the rebase in a process of its own that is killed; whether it got there."""
+    process = PROCESSES.Process(target=rebase_and_die, args=(repository, end))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def test_a_rebase_that_is_killed_anywhere_goes_on_and_ends_the_same_or_is_aborted(
+    repository: Path, tmp_path: Path
+) -> None:
     """At each pick, at what the end writes aside and in its place, and at each record."""
-    new = {LIB: "# new\n" + FILES[LIB]}
-    assert run_and_kill(repository, new, place)
-    if resume(repository).under_way:
-        resume(repository).proceed()
-    else:
-        start(repository, new)
+    before, written, kills = snapshot(repository), 0, 0
+    for place in itertools.count(1):
+        killed = shutil.copytree(repository, tmp_path / f"killed-{place}", symlinks=True)
+        if not run_and_kill(killed, place):
+            break
+        kills += 1
+        written += snapshot(killed) != before
+        if resume(killed).under_way:
+            aborted = shutil.copytree(killed, tmp_path / f"aborted-{place}", symlinks=True)
+            assert "as they were" in resume(aborted).abort()
+            assert snapshot(aborted) == before
+            assert not (aborted / "build/rebase").exists()
+            resume(killed).proceed()
+        else:
+            assert snapshot(killed) == before
+            start(killed, MOVED)
+        assert_moved(killed)
+    assert_moved(killed)
+    assert kills > len(SERIES)
+    assert written > 1
+
+
+def assert_moved(repository: Path) -> None:
     loaded = matrix.load(repository / "wheel_matrix.toml")
     assert loaded.upstream.version == "9.9.9"
     moved = model.read(repository / "patches")

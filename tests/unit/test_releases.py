@@ -11,9 +11,8 @@ from scripts.base.git import Repository
 from scripts.source import matrix, releases, upstream
 from scripts.source.releases import find
 from scripts.source.upstream import Source
-from tests.unit.conftest import HEADER, PackageIndex, write_files
+from tests.unit.conftest import HEADER, ROOT, PackageIndex, write_files
 
-ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
 VERSIONS = {"2.8.2": "a" * 64, "9.8.10": "b" * 64, "9.8.9": "c" * 64, "9.9.0rc1": "d" * 64, "1.0": None}
 
@@ -97,6 +96,26 @@ def submodule(tmp_path: Path) -> tuple[Path, Path, str]:
     upstream_.run("commit", "--quiet", "--all", "-m", "newer")
     upstream_.run("tag", "v9.9.0")
     return tmp_path / "upstream", remote, headers.resolve("HEAD")
+
+
+def test_a_cutlass_that_the_clone_lacks_is_fetched_or_missed(
+    index: None, tmp_path: Path, submodule: tuple[Path, Path, str]
+) -> None:
+    folder, remote, _ = submodule
+    headers = Repository(tmp_path / "cutlass", UpstreamError)
+    headers.run("commit", "--quiet", "--allow-empty", "-m", "newer")
+    new = headers.resolve("HEAD")
+    release = Repository(remote, UpstreamError)
+    for commit, tag in ((new, "v9.9.1"), ("1" * 40, "v9.9.2")):
+        release.run("update-index", "--cacheinfo", f"160000,{commit},csrc/cutlass")
+        release.run("commit", "--quiet", "-m", tag)
+        release.run("tag", tag)
+    assert find(MATRIX, "v9.9.1", folder, tmp_path, Source.GIT).pin.cutlass == new
+    assert Repository(folder / "csrc/cutlass", UpstreamError).resolve(new) == new
+    with pytest.raises(
+        UpstreamError, match=r"v9\.9\.2 needs cutlass 1{40}, which the remote of .* does not give"
+    ):
+        find(MATRIX, "v9.9.2", folder, tmp_path, Source.GIT)
 
 
 @pytest.mark.parametrize("name", ["v9.9.0", "9.9.0", "commit"])

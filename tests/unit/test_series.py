@@ -8,16 +8,14 @@ import pytest
 from scripts.base.errors import SeriesError
 from scripts.series import changes, model
 from scripts.source import matrix
-from tests.unit.conftest import BASE
+from tests.unit.conftest import BASE, ROOT, Make
 
-ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
 EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
 TWO = [
     ("Change line 20", {"setup.py": EDIT}),
     ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"}),
 ]
-Make = Callable[..., Path]
 
 
 def test_the_digest_follows_base_order_names_and_bytes(make_series: Make) -> None:

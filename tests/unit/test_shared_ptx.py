@@ -13,7 +13,7 @@ from scripts.base.errors import CompileError
 from scripts.lab import objects, shared_ptx
 from scripts.source import matrix_tables
 from scripts.wheels import compile_cache, compiling, flags, kernels
-from tests.unit.test_kernels import KERNELS, toolchain, tree
+from tests.unit.conftest import KERNELS, toolchain, tree
 
 CAPABILITIES = st.lists(st.sampled_from(matrix_tables.ARCHITECTURES), min_size=1, unique=True).map(
     lambda a: tuple(sorted(a, key=int))

@@ -11,26 +11,30 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scripts.base import layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.series import export, model, tree
 from scripts.source import matrix
-from tests.unit.conftest import BASE, HEADER, checkout_of, message, write_files
+from tests.unit.conftest import (
+    BASE,
+    EDITED_SETUP,
+    HEADER,
+    PIN,
+    TWO,
+    Make,
+    checkout_of,
+    message,
+    write_files,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
-PIN = MATRIX.upstream
-EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
-TWO = [
-    ("Change line 20", {"setup.py": EDIT}),
-    ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"}),
-]
-Make = Callable[..., Path]
+MATRIX = matrix.load(layout.MATRIX)
 NOTHING = export.Exported((), ())
 
 
@@ -44,7 +48,7 @@ def test_applying_gives_one_commit_a_patch_and_always_the_same_id(make_series: M
         tree.apply(patches, PIN, checkout_of(BASE), tmp_path / name / "source") for name in ("one", "two")
     ]
     assert trees[0].commit == trees[1].commit
-    assert (trees[0].root / "setup.py").read_text() == EDIT
+    assert (trees[0].root / "setup.py").read_text() == EDITED_SETUP
     log = Repository(trees[0].root, SeriesError).run("log", "--format=%s|%an|%ae|%cn|%ai|%ci").splitlines()
     assert [line.partition("|")[0] for line in log] == [
         "Add a header",
@@ -111,7 +115,7 @@ def test_a_hunk_that_does_not_fit_is_refused_and_the_finished_tree_stays(
         tree.apply(
             patches, PIN.model_copy(update={"version": "2.8.4"}), checkout_of(other), tmp_path / "source"
         )
-    assert (applied.root / "setup.py").read_text() == EDIT
+    assert (applied.root / "setup.py").read_text() == EDITED_SETUP
     assert sorted(p.name for p in tmp_path.iterdir()) == ["patches", "source"]
 
 
@@ -120,7 +124,7 @@ def test_applying_inside_another_repository_leaves_that_one_alone(make_series: M
     write_files(outer, {"README": "mine\n"})
     subprocess.run(["git", "init", "--quiet", str(outer)], check=True)
     applied = tree.apply(model.read(make_series(*TWO)), PIN, checkout_of(BASE), outer / "build/source")
-    assert (applied.root / "setup.py").read_text() == EDIT
+    assert (applied.root / "setup.py").read_text() == EDITED_SETUP
     untouched = subprocess.run(["git", "-C", str(outer), "log"], capture_output=True, text=True, check=False)
     assert "does not have any commits" in untouched.stderr
 
@@ -422,7 +426,7 @@ def test_an_interruption_at_the_end_of_apply_loses_no_commit(
     mine = Repository(applied.root, SeriesError).resolve("HEAD")
     remove = shutil.rmtree
 
-    def interrupted(path: Path, **options: bool) -> None:
+    def interrupted(path: Path, **options: Any) -> None:
         if (Path(path) / ".git").exists() or (Path(path) / "tree/.git").exists():
             raise KeyboardInterrupt
         remove(path, **options)
@@ -458,7 +462,7 @@ def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_nam
 ) -> None:
     patches = make_series(*TWO)
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
-    write_files(applied.root, {"setup.py": EDIT.replace("twenty", "XX")})
+    write_files(applied.root, {"setup.py": EDITED_SETUP.replace("twenty", "XX")})
     user(applied.root, "commit", "--quiet", "--all", "--fixup", "HEAD~1")
     with pytest.raises(
         SeriesError, match=r"fixup! Change line 20 is not folded .*git rebase -i --autosquash base"
@@ -549,7 +553,7 @@ def test_a_change_of_the_binding_is_none_of_the_kernels(make_series: Make, tmp_p
     api, header = "csrc/flash_attn/flash_api.cpp", "csrc/flash_attn/src/flash.h"
     base = BASE | {api: "int api;\n", header: "int flash;\n"}
     edits = {
-        "none": ("setup.py", EDIT),
+        "none": ("setup.py", EDITED_SETUP),
         "binding": (api, "int other;\n"),
         "both": (header, "int other;\n"),
         "cutlass": (HEADER, "// other\n"),

@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from scripts.base import pip
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
-from scripts.source import matrix, matrix_tables, upstream
-from tests.unit.conftest import PackageIndex
-
-ROOT = Path(__file__).resolve().parents[2]
-PIN = matrix.load(ROOT / "wheel_matrix.toml").upstream
+from scripts.source import matrix_tables, upstream
+from tests.unit.conftest import PIN, PackageIndex
 
 
 def archive(files: dict[str, str]) -> bytes:

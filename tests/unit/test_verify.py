@@ -4,23 +4,22 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scripts.base.errors import VerifyError
+from scripts import __main__
+from scripts.base.errors import NotVerified, UsageError, VerifyError, WheelError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
 from scripts.wheels import origin, verify
 from scripts.wheels.proof import Provenance, read_proof
-from tests.unit.conftest import BASE, checkout_of
+from tests.unit.conftest import BASE, ROOT, Make, checkout_of
 
-ROOT = Path(__file__).resolve().parents[2]
+NAME = "flash_attn-2.8.3.post1+det.1.cu130.torch2.11-cp312-cp312-linux_x86_64.whl"
 EDIT = ("Change line 20", {"setup.py": BASE["setup.py"].replace("line 20\n", "line twenty\n")})
 MORE = ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})
-Make = Callable[..., Path]
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def passing(
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("flash_attn/_fork.json", json.dumps(PROVENANCE))
     suite.mkdir()
-    proof = {
+    proof: dict[str, object] = {
         "format": 1,
         "verified": True,
         "gpu": None,
@@ -160,3 +159,47 @@ def test_a_damaged_proof_is_refused_by_file_and_key(tmp_path: Path) -> None:
     path.write_text('{"format": 1, "verified": "yes"}')
     with pytest.raises(VerifyError, match=rf"{path} is damaged: verified: .*; run nox -s verify again"):
         read_proof(path)
+
+
+def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
+    foreign = tmp_path / "numpy-2.0-cp312-cp312-linux_x86_64.whl"
+    foreign.touch()
+    with pytest.raises(UsageError, match="no wheel of this project"):
+        verify.facts_of(foreign)
+    cut = tmp_path / NAME
+    cut.write_bytes(b"PK")
+    with pytest.raises(WheelError, match="cut off"):
+        verify.facts_of(cut)
+    with zipfile.ZipFile(cut, "w") as archive:
+        archive.writestr("flash_attn/__init__.py", "")
+    with pytest.raises(WheelError, match=r"_fork\.json"):
+        verify.facts_of(cut)
+    for broken in ("{}", "[]", "not json", '{"torch": null', '{"format": 1, "torch": "2.11.0"}'):
+        with zipfile.ZipFile(cut, "w") as archive:
+            archive.writestr("flash_attn/_fork.json", broken)
+        with pytest.raises(WheelError, match=r"_fork\.json is damaged: .*; build the wheel again"):
+            verify.facts_of(cut)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_wheel_that_fails_outweighs_one_that_cannot_be_proved_here(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
+) -> None:
+    wheels = [
+        ("absent.whl", UsageError("absent.whl does not exist")),
+        ("good.whl", NotVerified("good.whl is NOT VERIFIED")),
+    ]
+    told = dict(wheels)
+
+    def facts_of(path: Path) -> verify.Facts:
+        raise told[path.name]
+
+    monkeypatch.setattr(verify, "facts_of", facts_of)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main_inner(["verify", *(wheels[place][0] for place in order)])
+    assert ended.value.code == UsageError.exit_code
+
+
+def test_an_empty_dist_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nox -s build"):
+        verify.wheels_in(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from scripts.base.errors import WheelError
 from scripts.base.process import run
 from scripts.wheels import linking, wheel
-from tests.unit.test_kernels import toolchain
+from tests.unit.conftest import toolchain
 
 
 def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +54,6 @@ def suite(tmp_path: Path) -> Path:
 
 
 def run(suite: Path, body: str, gpu: bool = True, *chosen: str) -> tuple[int, dict[str, object], str]:
-    import json
-    import os
-
     (suite / "test_it.py").write_text("import pytest, harness\n" + body)
     own = [] if any(word.endswith(".py") and "=" not in word for word in chosen) else [str(suite)]
     command = [
@@ -106,7 +105,7 @@ def test_cases_that_somebody_chose_verify_nothing(suite: Path, chosen: list[str]
     assert "NOT VERIFIED: only chosen cases ran" in out
 
 
-PARALLEL = ["-n", "2", "--dist", "loadfile"]
+PARALLEL = ["-p", "xdist", "-n", "2", "--dist", "loadfile"]
 
 
 def test_processes_of_xdist_leave_the_proof_of_one(suite: Path) -> None:

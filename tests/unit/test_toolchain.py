@@ -1,0 +1,62 @@
+"""Compilers that are found, and what is said when one is missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.base import layout
+from scripts.base.errors import ToolchainError
+from scripts.source import matrix
+from scripts.wheels import toolchain
+
+
+def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, release, headers in [("old", "12.4", True), ("bare", "13.0", False), ("good", "13.0", True)]:
+        nvcc = tmp_path / name / "bin/nvcc"
+        nvcc.parent.mkdir(parents=True)
+        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.99'\n")
+        nvcc.chmod(0o755)
+        if headers:
+            (tmp_path / name / "include/cuda/std").mkdir(parents=True)
+            (tmp_path / name / "include/cuda_runtime.h").touch()
+    monkeypatch.setattr(
+        toolchain, "_candidates", lambda: iter([(tmp_path / name, name) for name in ("old", "bare", "good")])
+    )
+    found, passed = toolchain.installed_toolkit("13.0")
+    assert found is not None
+    assert found.nvcc == tmp_path / "good/bin/nvcc"
+    assert found.version == "V13.0.99"
+    assert "is CUDA 12.4" in passed[0]
+    assert "lacks cuda_runtime.h" in passed[1]
+
+
+def test_a_cuda_that_neither_the_machine_nor_an_index_has_is_an_error_before_anything_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = matrix.load(layout.MATRIX).named("cu128-torch2.10")
+    monkeypatch.setattr(toolchain, "_candidates", lambda: iter([]))
+    with pytest.raises(
+        ToolchainError,
+        match=r"cu128-torch2\.10 needs CUDA 12\.8, whose compiler no index has \(the machine has none\).*--containers",
+    ):
+        toolchain.assemble(
+            target, f"{sys.version_info.major}.{sys.version_info.minor}", tmp_path, cache=False
+        )
+    assert not [*tmp_path.iterdir()]
+    assert toolchain.out_of_reach(target)
+    assert toolchain.present(target, tmp_path) is None
+
+
+def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "absent-compiler")
+    with pytest.raises(ToolchainError, match="absent-compiler is not on PATH"):
+        toolchain.host_compiler()
+    with pytest.raises(ToolchainError, match=r"no python3\.99"):
+        toolchain.find_python("3.99")
