@@ -61,6 +61,18 @@ def test_the_forecast_is_the_one_that_is_known(
     )
 
 
+def test_our_headers_are_formatted(checkout: upstream.Checkout, tmp_path: Path) -> None:
+    applied = tree.apply(model.read(ROOT / "patches"), MATRIX.upstream, checkout, tmp_path / "source")
+    headers = sorted((applied.root / "csrc/flash_attn/src").glob("fork_*.h"))
+    assert len(headers) > 20
+    program = Path(sys.executable).with_name("clang-format")
+    style = f"--style=file:{ROOT / '.clang-format'}"
+    done = subprocess.run(
+        [program, "--dry-run", "--Werror", style, *headers], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(
     scope="module",
     params=[v for v in ("2.8.3.post2", "2.8.3.post1", "2.8.2") if v != MATRIX.upstream.version],
