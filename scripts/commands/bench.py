@@ -13,7 +13,7 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.base.errors import UsageError
 from scripts.commands import arguments
-from scripts.lab import build_cost, build_figures, kernel_speed
+from scripts.lab import build_cost, build_figures, kernel_figures, kernel_picture, kernel_speed
 from scripts.source import kernel_set, matrix
 from scripts.wheels import build, choice, toolchain
 
@@ -109,27 +109,27 @@ def _kernels(options: argparse.Namespace) -> None:
         loaded = matrix.load(layout.MATRIX)
         job = _job(_target(loaded, options), options, kernel_speed.KERNELS)
         kernel_speed.measure(loaded, job, build.BuildOptions(options.source, options.jobs), path)
-    facts = kernel_speed.read(path)
-    found = kernel_speed.goals(facts["rows"])
+    figures = kernel_figures.read(path)
+    goals = kernel_figures.goals(figures.rows)
     if options.json:
         console.result(
             {
-                "gpu": facts["gpu"],
-                "torch": facts["torch"],
-                "goals": [vars(goal) | {"met": goal.met} for goal in found],
+                "gpu": figures.gpu,
+                "torch": figures.torch,
+                "goals": [vars(goal) | {"met": goal.met} for goal in goals],
             }
         )
-    _show_goals(facts, found)
+    _show_goals(figures, goals)
     if options.picture:
-        kernel_speed.draw(facts, options.picture)
+        kernel_picture.draw(figures, options.picture)
         console.done(f"{options.picture}")
     console.note(f"every figure: {path}")
 
 
-def _show_goals(facts: dict[str, Any], found: Sequence[kernel_speed.Goal]) -> None:
+def _show_goals(figures: kernel_figures.Figures, goals: Sequence[kernel_figures.Goal]) -> None:
     table = Table("figure", "measured", "goal", "")
     words = {True: "met", False: "missed", None: "not measured"}
-    for goal in found:
+    for goal in goals:
         value = "" if goal.value is None else f"{goal.value:.2f} {goal.unit}".strip()
         table.add_row(
             goal.what,
@@ -138,7 +138,7 @@ def _show_goals(facts: dict[str, Any], found: Sequence[kernel_speed.Goal]) -> No
             words[goal.met],
         )
     console.out.print(table)
-    console.note(f"{facts['gpu']}, torch {facts['torch']}; ratios of medians, alternating in one process")
+    console.note(f"{figures.gpu}, torch {figures.torch}; ratios of medians, alternating in one process")
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -154,7 +154,7 @@ def _build(options: argparse.Namespace) -> None:
     ours, theirs = build_cost.compare(
         loaded, job, tools, build.BuildOptions(options.source, options.jobs), folder
     )
-    found = build_figures.lines(ours, theirs)
+    lines = build_figures.lines(ours, theirs)
     if options.json:
         facts: dict[str, Any] = {
             "target": target.name,
@@ -164,10 +164,10 @@ def _build(options: argparse.Namespace) -> None:
         console.result(
             facts
             | {"ours": asdict(ours.side), "without_bias": ours.without_bias, "upstream": asdict(theirs)}
-            | {"figures": [asdict(line) | {"met": line.met} for line in found]}
+            | {"figures": [asdict(line) | {"met": line.met} for line in lines]}
         )
     _show_files(ours, theirs)
-    _show(found)
+    _show(lines)
     shutil.rmtree(folder)
 
 
@@ -192,9 +192,9 @@ def _show_files(ours: build_figures.Ours, theirs: build_figures.Side) -> None:
     console.out.print(table)
 
 
-def _show(found: Sequence[build_figures.Line]) -> None:
+def _show(lines: Sequence[build_figures.Line]) -> None:
     table = Table("what", "ours", "upstream's setup.py", "figure", "goal", "")
-    for line in found:
+    for line in lines:
         figure, goal = (
             f"{number:.2f} {line.unit}" if "×" in line.unit else f"{number:.0f} {line.unit}"
             for number in (line.value, line.goal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -12,6 +13,7 @@ from scripts.base.errors import BuildError, UpstreamError, UsageError
 from scripts.commands import arguments
 from scripts.commands.matrix import list_targets
 from scripts.source import matrix, upstream
+from scripts.source.kernel_set import DTYPES, HEAD_DIMS, Pass
 from scripts.wheels import build, choice, kernels, toolchain
 from scripts.wheels.build import BuildOptions, Built, Place
 from scripts.wheels.choice import Choice, Job
@@ -39,40 +41,7 @@ def add(commands: Any) -> None:
     )
     arguments.add_source(parser)
     parser.add_argument("--no-cache", action="store_true", help="do without the compile cache")
-    parser.add_argument(
-        "--stock",
-        action="store_true",
-        help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)",
-    )
-    parser.add_argument(
-        "--kernels-only",
-        action="store_true",
-        help="compile the kernel files and stop; wheels of any torch and Python take them from there",
-    )
-    parser.add_argument(
-        "--containers",
-        action="store_true",
-        help="build through cibuildwheel, in a container per target: manylinux wheels",
-    )
-    parser.add_argument(
-        "--image",
-        action=arguments.Once,
-        metavar="NAME",
-        help="with --containers: the image (default: [images] of wheel_matrix.toml)",
-    )
-    parser.add_argument(
-        "--out",
-        action=arguments.Once,
-        metavar="DIR",
-        type=arguments.folder,
-        default=layout.DIST,
-        help="where wheels go (default: dist/)",
-    )
-    parser.add_argument(
-        "--check-reproducible",
-        action="store_true",
-        help="build each once more, from nothing and elsewhere, and compare byte for byte",
-    )
+    _add_result(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
     parser.set_defaults(
         run=_run, interrupted="interrupted. What was finished is kept: the same command goes on from there."
@@ -113,6 +82,44 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_result(parser: argparse.ArgumentParser) -> None:
+    """Options that say what is made, in what, and where it goes."""
+    parser.add_argument(
+        "--stock",
+        action="store_true",
+        help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)",
+    )
+    parser.add_argument(
+        "--kernels-only",
+        action="store_true",
+        help="compile the kernel files and stop; wheels of any torch and Python take them from there",
+    )
+    parser.add_argument(
+        "--containers",
+        action="store_true",
+        help="build through cibuildwheel, in a container per target: manylinux wheels",
+    )
+    parser.add_argument(
+        "--image",
+        action=arguments.Once,
+        metavar="NAME",
+        help="with --containers: the image (default: [images] of wheel_matrix.toml)",
+    )
+    parser.add_argument(
+        "--out",
+        action=arguments.Once,
+        metavar="DIR",
+        type=arguments.folder,
+        default=layout.DIST,
+        help="where wheels go (default: dist/)",
+    )
+    parser.add_argument(
+        "--check-reproducible",
+        action="store_true",
+        help="build each once more, from nothing and elsewhere, and compare byte for byte",
+    )
+
+
 def _run(options: argparse.Namespace) -> None:
     loaded = matrix.load(layout.MATRIX)
     if options.list:
@@ -126,8 +133,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.dry_run or len(jobs) > 1:
         _plan(loaded, jobs, stock=options.stock, inside=options.containers)
     if options.dry_run:
-        for name in sorted({k.source for job in jobs for k in job.kernels}):
-            console.note(name)
+        _list_kernels({kernel for job in jobs for kernel in job.kernels})
         return
     _build(loaded, jobs, options)
 
@@ -214,6 +220,20 @@ def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) 
             console.duration(seconds + 40),
         )
     console.out.print(table)
+
+
+def _list_kernels(chosen: set[Kernel]) -> None:
+    """Tell which kernels are meant, a row for each pass and head dim."""
+    table = Table("pass", "head dim", *DTYPES)
+    for kind, head_dim in product(Pass, HEAD_DIMS):
+        cells = []
+        for dtype in DTYPES:
+            masks = {k.causal for k in chosen if (k.kind, k.head_dim, k.dtype) == (kind, head_dim, dtype)}
+            cells.append(", ".join("causal" if causal else "full" for causal in sorted(masks)))
+        if any(cells):
+            table.add_row(kind.value, str(head_dim), *(cell or "–" for cell in cells))
+    console.out.print(table)
+    console.note("Upstream's names of the kernel files end in _sm80.cu for every GPU.")
 
 
 def _summary(jobs: list[Job], results: list[Built | BuildError]) -> None:

@@ -17,7 +17,7 @@ import tempfile
 import time
 import zlib
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,6 +163,33 @@ def folder_of(loaded: matrix.Matrix, job: choice.Job, tools: toolchain.Toolchain
     return layout.BUILD / "bench" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class _SideCompiles:
+    """What one side compiles."""
+
+    name: str  # ours or upstream
+    kernels: list[metering.Compile]
+    binding: metering.Compile
+
+
+def _without_bias(plan: kernels.Plan) -> list[metering.Compile]:
+    """Our compiles of the same files without masks and biases; none where the plan's are without them."""
+    without = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
+    return metering.compiles_of(without, "bare", kernels.kernel_units(without)) if without != plan else []
+
+
+def _side(compiled: _SideCompiles, tools: toolchain.Toolchain, folder: Path) -> Side:
+    """The figures of a side whose files were compiled; links its extension."""
+    extension = folder / f"{compiled.name}.so"
+    objects = [compiled.binding.target, *(kernel.target for kernel in compiled.kernels)]
+    linking.link(tools, objects, extension, folder / "logs" / "link.log")
+    return Side(
+        metering.metered_seconds(folder, compiled.kernels),
+        metering.metered_seconds(folder, [compiled.binding])["flash_api"],
+        _deflated(extension),
+    )
+
+
 def compare(
     loaded: matrix.Matrix,
     job: choice.Job,
@@ -173,54 +200,29 @@ def compare(
     """Both sides' figures."""
     _, applied = clone.apply(loaded, options.source, folder / "source", reset=True)  # nobody's work is there
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
-    units, unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
-    ours, (binding,) = metering.compiles_of(plan, "ours", units), metering.compiles_of(plan, "ours", [unit])
-    theirs, their_binding = _upstreams(
-        plan, units, upstream.pinned(loaded.upstream, options.source), folder / "upstream"
-    )
-    bare_plan = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
-    bare = (
-        metering.compiles_of(bare_plan, "bare", kernels.kernel_units(bare_plan)) if bare_plan != plan else []
-    )
+    units, binding_unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
+    our_kernels = metering.compiles_of(plan, "ours", units)
+    ours = _SideCompiles("ours", our_kernels, *metering.compiles_of(plan, "ours", [binding_unit]))
+    checkout = upstream.pinned(loaded.upstream, options.source)
+    upstreams = _SideCompiles("upstream", *_upstreams(plan, units, checkout, folder / "upstream"))
+    without_bias = _without_bias(plan)
     jobs, reason = compiling.job_limit(options.jobs, max(u.memory for u in units))
-    console.step(
-        f"{len(units)} kernel files on both sides{', and ours without masks and biases' if bare else ''}, without the compile cache"
-    )
+    addition = ", and ours without masks and biases" if without_bias else ""
+    console.step(f"{len(units)} kernel files on both sides{addition}, without the compile cache")
     console.note(f"{jobs} at once ({reason})")
-    metering.meter(
-        plan,
-        [*metering.side_by_side([ours, theirs, bare] if bare else [ours, theirs]), binding, their_binding],
-        jobs,
-        folder,
-    )
-    sizes = []
-    for name, compiles in (("ours", [binding, *ours]), ("upstream", [their_binding, *theirs])):
-        extension = folder / f"{name}.so"
-        linking.link(tools, [one.target for one in compiles], extension, folder / "logs" / "link.log")
-        sizes.append(_deflated(extension))
-    for begun in (unit.target.parent, folder / "metadata", folder / "dist"):
+    sides = [ours.kernels, upstreams.kernels, *([without_bias] if without_bias else [])]
+    compiles = [*metering.side_by_side(sides), ours.binding, upstreams.binding]
+    metering.meter(plan, compiles, jobs, folder)
+    our_side, upstreams_side = (_side(compiled, tools, folder) for compiled in (ours, upstreams))
+    for begun in (binding_unit.target.parent, folder / "metadata", folder / "dist"):
         shutil.rmtree(begun, ignore_errors=True)
     spent: list[Spent] = []
     built: list[build.Built] = []
+    place = build.Place(folder, folder / "dist", cache=False)
     for _ in range(2):  # a further torch or Python: its binding, link and wheel; then nothing changed
         with _spending(spent):
-            built.append(
-                build.build_one(loaded, job, options, build.Place(folder, folder / "dist", cache=False))
-            )
+            built.append(build.build_one(loaded, job, options, place))
     share = (built[0].compiled.built - 1) / len(job.kernels)  # but for the binding
-    mine, other = (
-        Side(
-            metering.metered_seconds(folder, compiles),
-            metering.metered_seconds(folder, [bound])["flash_api"],
-            size,
-        )
-        for compiles, bound, size in ((ours, binding, sizes[0]), (theirs, their_binding, sizes[1]))
-    )
-    return Ours(
-        mine,
-        metering.metered_seconds(folder, bare) if bare else None,
-        spent[0],
-        spent[1],
-        _recompiled(plan),
-        share,
-    ), other
+    seconds_without = metering.metered_seconds(folder, without_bias) if without_bias else None
+    further, again = spent
+    return Ours(our_side, seconds_without, further, again, _recompiled(plan), share), upstreams_side

@@ -67,54 +67,54 @@ class Ours:
     share: float
 
 
-def lines(taken: Ours, theirs: Side) -> list[Line]:
+def lines(ours: Ours, upstreams: Side) -> list[Line]:
     """The figures, each beside its goal: ratios to upstream's side or to ours without masks and biases, and seconds."""
-    ours, share = taken.side, taken.share
-    one, other = ours.cpu_seconds, theirs.cpu_seconds
-    without = sum(taken.without_bias.values()) if taken.without_bias else 0
-    bindings = tuple(_WHEELS * side.binding for side in (ours, theirs))
-    return [
-        Line("nvcc, these kernel files", f"{one:.0f} CPU s", f"{other:.0f} CPU s", one / other, 0.6, "×"),
+    return [*_compiles(ours, upstreams), *_steps(ours), _size(ours.side, upstreams)]
+
+
+def _compiles(ours: Ours, upstreams: Side) -> list[Line]:
+    """CPU seconds of nvcc: for these files, for a matrix of wheels, and for masks and biases."""
+    our_seconds, their_seconds = ours.side.cpu_seconds, upstreams.cpu_seconds
+    our_bindings, their_bindings = (_WHEELS * side.binding for side in (ours.side, upstreams))
+    all_wheels = 1 + (_WHEELS - 1) * ours.share  # as a multiple of one wheel's
+    found = [
+        Line(
+            "nvcc, these kernel files",
+            f"{our_seconds:.0f} CPU s",
+            f"{their_seconds:.0f} CPU s",
+            our_seconds / their_seconds,
+            0.6,
+            "×",
+        ),
         Line(
             f"nvcc, {_WHEELS} wheels of one CUDA (and g++)",
-            f"{one * (1 + (_WHEELS - 1) * share):.0f} (and {bindings[0]:.0f}) CPU s",
-            f"{_WHEELS * other:.0f} (and {bindings[1]:.0f}) CPU s",
-            1 + (_WHEELS - 1) * share,
+            f"{our_seconds * all_wheels:.0f} (and {our_bindings:.0f}) CPU s",
+            f"{_WHEELS * their_seconds:.0f} (and {their_bindings:.0f}) CPU s",
+            all_wheels,
             1.1,
             "× one's",
         ),
-        *(
-            [
-                Line(
-                    "nvcc, for masks and biases",
-                    f"{one:.0f} CPU s, {without:.0f} without",
-                    "",
-                    one / without,
-                    1.25,
-                    "×",
-                )
-            ]
-            if without
-            else []
-        ),
-        Line(
-            "a further torch or Python, installed",
-            f"{taken.further.seconds:.0f} s",
-            "",
-            taken.further.seconds,
-            90,
-            "s",
-        ),
-        Line("nothing changed", f"{taken.again.seconds:.1f} s", "", taken.again.seconds, 5, "s"),
-        Line(
-            "flash_api.cpp changed: kernel files compiled", str(taken.recompiled), "", taken.recompiled, 0, ""
-        ),
-        Line(
-            "extension, deflated",
-            f"{ours.deflated_bytes / 1e6:.2f} MB",
-            f"{theirs.deflated_bytes / 1e6:.2f} MB",
-            ours.deflated_bytes / theirs.deflated_bytes,
-            0.8,
-            "×",
-        ),
     ]
+    if ours.without_bias:
+        without = sum(ours.without_bias.values())
+        told = f"{our_seconds:.0f} CPU s, {without:.0f} without"
+        found.append(Line("nvcc, for masks and biases", told, "", our_seconds / without, 1.25, "×"))
+    return found
+
+
+def _steps(ours: Ours) -> list[Line]:
+    """What a build takes that has the kernel objects already."""
+    further, again = ours.further.seconds, ours.again.seconds
+    changed = "flash_api.cpp changed: kernel files compiled"
+    return [
+        Line("a further torch or Python, installed", f"{further:.0f} s", "", further, 90, "s"),
+        Line("nothing changed", f"{again:.1f} s", "", again, 5, "s"),
+        Line(changed, str(ours.recompiled), "", ours.recompiled, 0, ""),
+    ]
+
+
+def _size(our_side: Side, upstreams: Side) -> Line:
+    """The extension as a wheel holds it."""
+    our_bytes, their_bytes = our_side.deflated_bytes, upstreams.deflated_bytes
+    ours_told, theirs_told = (f"{size / 1e6:.2f} MB" for size in (our_bytes, their_bytes))
+    return Line("extension, deflated", ours_told, theirs_told, our_bytes / their_bytes, 0.8, "×")

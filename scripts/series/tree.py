@@ -13,13 +13,13 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console, files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.series import replaced
 from scripts.series.marker import pin_key, read_marker, write_marker
 from scripts.source import upstream
 
@@ -203,44 +203,24 @@ def base_of(pin: Upstream, checkout: upstream.Checkout) -> str:
         return make_base(Path(folder) / "source", pin, checkout)
 
 
-def _keep(repository: Repository, old: Path) -> str:
-    """Take over the commits of the tree that is replaced, linked work trees' too: exported ones may be in no patch any more. Returns where."""
-    place = f"refs/replaced/{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}"
-    replaced = Repository(old, SeriesError)
-    replaced.attempt("add", "--all")
-    if replaced.attempt("diff", "--cached", "--quiet", "HEAD")[0] != 0:
-        tree = replaced.run("write-tree").strip()
-        loose = replaced.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
-        replaced.run("update-ref", "refs/heads/uncommitted", loose)
-        console.warn(
-            f"{old} had changes that were not committed; they are kept as the commit {place}/heads/uncommitted"
-        )
-    for number, stash in enumerate(replaced.run("stash", "list", "--format=%H", writes=False).split()):
-        replaced.run("update-ref", f"refs/stashes/{number}", stash)
-    linked = re.findall(
-        r"^HEAD (\w+)$", replaced.run("worktree", "list", "--porcelain", writes=False), re.MULTILINE
-    )
-    for number, head in enumerate(linked):
-        replaced.run("update-ref", f"refs/linked/{number}", head)
-    names = (
-        ("HEAD", "HEAD"),
-        ("refs/heads/*", "heads/*"),
-        ("refs/stashes/*", "stashes/*"),
-        ("refs/linked/*", "linked/*"),
-    )
-    heads = [f"+{name}:{place}/{kept}" for name, kept in names]
-    status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), *heads)
-    if status != 0:
-        raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
-    repository.attempt(
-        "fetch",
-        "--quiet",
-        "--no-tags",
-        str(old),
-        f"+refs/tags/*:{place}/tags/*",
-        "+refs/replaced/*:refs/replaced/*",
-    )
-    return place
+def _folder_beside(root: Path) -> Path:
+    """An empty folder on the file system of ``root``; those of killed runs go."""
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        sweep(root)
+        return Path(tempfile.mkdtemp(dir=root.parent, prefix=aside_prefix(root)))
+    except OSError as e:
+        raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
+
+
+def _put_in_place(work: Path, root: Path) -> None:
+    """Rename a finished tree to ``root``; what was there is replaced, and its commits are kept."""
+    if not root.exists():
+        work.replace(root)
+        return
+    place = replaced.keep_commits(Repository(work, SeriesError), root)
+    files.exchange(work, root)
+    console.note(f"{root} was made anew; the commits that it had are kept there as {place}")
 
 
 def apply(
@@ -270,12 +250,7 @@ def apply(
     """
     if (reused := _reuse(series, pin, root, reset=reset)) is not None:
         return reused
-    try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        sweep(root)
-        aside = Path(tempfile.mkdtemp(dir=root.parent, prefix=aside_prefix(root)))
-    except OSError as e:
-        raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
+    aside = _folder_beside(root)
     try:
         work = aside / "tree"
         base = make_base(work, pin, checkout)
@@ -287,12 +262,7 @@ def apply(
         commit = repository.resolve("HEAD")
         digest = write_marker(work, pin_key(pin), series, base, commit, of or len(series.patches))
         repository.run("tag", "base", base)
-        if root.exists():
-            place = _keep(repository, root)
-            files.exchange(work, root)
-            console.note(f"{root} was made anew; the commits that it had are kept there as {place}")
-        else:
-            work.replace(root)
+        _put_in_place(work, root)
         return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)), seen=_moment(root))
     finally:
         shutil.rmtree(aside, ignore_errors=True)

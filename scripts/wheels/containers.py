@@ -91,6 +91,24 @@ def stage(root: Path, folder: Path, pythons: Sequence[str]) -> Path:
     return package
 
 
+def _before_all(request: Request, requirements: Sequence[str]) -> str:
+    """What a container runs first: it makes an environment of our build system, and compiles the kernels."""
+    inside = "/opt/python/cp{0}-cp{0}/bin/python".format(request.pythons[0].replace(".", ""))
+    python = "/opt/kernels/bin/python"
+    once = ["--kernels-only", "--python", request.pythons[0]]
+    uv = (
+        f"{inside} -m pip install --quiet uv && ln -s $(dirname $(readlink -f {inside}))/uv /usr/local/bin/uv"
+    )
+    return " && ".join(
+        [
+            f"{{ command -v uv || {{ {uv}; }}; }}",
+            f"{inside} -m venv /opt/kernels",
+            f"{python} -m pip install --quiet {quoted(requirements)}",
+            f"cd {{project}} && {quoted([python, '-m', 'scripts', 'build', *once, *request.options])}",
+        ]
+    )
+
+
 def configuration(request: Request, engine: Engine, requirements: Sequence[str], python: str) -> str:
     """Cibuildwheel's settings for one container.
 
@@ -100,25 +118,6 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
         requirements: of our build system, for the kernels' environment inside.
         python: this process's interpreter, which audits on the host.
     """
-    inside = "/opt/python/cp{0}-cp{0}/bin/python".format(request.pythons[0].replace(".", ""))
-    build = quoted(
-        [
-            "/opt/kernels/bin/python",
-            "-m",
-            "scripts",
-            "build",
-            "--kernels-only",
-            "--python",
-            request.pythons[0],
-            *request.options,
-        ]
-    )
-    before = [
-        f"{{ command -v uv || {{ {inside} -m pip install --quiet uv && ln -s $(dirname $(readlink -f {inside}))/uv /usr/local/bin/uv; }}; }}",
-        f"{inside} -m venv /opt/kernels",
-        f"/opt/kernels/bin/python -m pip install --quiet {quoted(requirements)}",
-        f"cd {{project}} && {build}",
-    ]
     excluded = " ".join(f"--exclude {shlex.quote(name)}" for name in _ELSEWHERE)
     settings = tomlkit.document()
     settings["tool"] = {
@@ -136,7 +135,7 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
             # Isolates by a virtual environment, where pip sets variables that reach torch's own; and with uv the audit's
             # environment on the host is made by it too, without a download from a place that may be out of reach.
             "build-frontend": "build[uv]",
-            "before-all": " && ".join(before),
+            "before-all": _before_all(request, requirements),
             "repair-wheel-command": f"auditwheel repair {excluded} -w {{dest_dir}} {{wheel}}",
             "audit-requires": [],
             "audit-command": f"{quoted([python])} -m scripts audit {{wheel}}",
@@ -194,26 +193,14 @@ def build(request: Request, root: Path, folder: Path, out: Path) -> list[Path]:
     engine = find_engine(request.image, folder / "podman")
     work = folder / request.target.name
     package = stage(root, work / "project", request.pythons)
-    requirements = tomlkit.parse((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "dependencies"
-    ]
+    project = tomlkit.parse((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = list(project["dependencies"])
     config, wheels, log = work / "cibuildwheel.toml", work / "wheels", work / "cibuildwheel.log"
-    files.write(config, configuration(request, engine, list(requirements), sys.executable))
+    files.write(config, configuration(request, engine, requirements, sys.executable))
     layout.cache("containers").mkdir(parents=True, exist_ok=True)
     shutil.rmtree(wheels, ignore_errors=True)
-    command = [
-        *engine.wrapper,
-        sys.executable,
-        "-c",
-        _CIBUILDWHEEL,
-        "--platform",
-        "linux",
-        "--config-file",
-        config,
-        "--output-dir",
-        wheels,
-        package,
-    ]
+    options = ["--platform", "linux", "--config-file", config, "--output-dir", wheels]
+    command = [*engine.wrapper, sys.executable, "-c", _CIBUILDWHEEL, *options, package]
     if request.image.startswith("localhost/") and podman(engine, "image", "exists", request.image) != 0:
         raise ToolchainError(f"there is no image {request.image}; nox -s image makes {LOCAL_IMAGE}.")
     console.step(f"cibuildwheel, in {request.image} by {engine.name}; log: {log}")
@@ -223,12 +210,15 @@ def build(request: Request, root: Path, folder: Path, out: Path) -> list[Path]:
         raise WheelError(
             f"cibuildwheel exited with {status}; the last lines above say why, the whole log is {log}."
         )
-    out.mkdir(parents=True, exist_ok=True)
-    made = []
-    for path in sorted(wheels.glob("*.whl")):
-        aside = out / f".{path.name}.part"
-        shutil.copyfile(path, aside)
-        wheel.publish(aside, out / path.name)
-        made.append(out / path.name)
+    made = [_publish(path, out) for path in sorted(wheels.glob("*.whl"))]
     shutil.rmtree(work / "project")
     return made
+
+
+def _publish(made: Path, out: Path) -> Path:
+    """Copy a wheel into ``out``, whole or not at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    part = out / f".{made.name}.part"
+    shutil.copyfile(made, part)
+    wheel.publish(part, out / made.name)
+    return out / made.name

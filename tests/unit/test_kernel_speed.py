@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from scripts import __main__
+from scripts.base import layout
 from scripts.base.errors import NotVerified, UsageError
-from scripts.lab import kernel_speed
+from scripts.lab import kernel_figures, kernel_picture, kernel_speed
 
 
 def row(
@@ -72,8 +73,12 @@ def rows(**changed: float) -> list[dict[str, Any]]:
     ]
 
 
+def goals(measured: list[dict[str, Any]]) -> list[kernel_figures.Goal]:
+    return kernel_figures.goals([kernel_figures.Row(**row) for row in measured])
+
+
 def test_figures_that_meet_every_goal() -> None:
-    assert [goal.what for goal in kernel_speed.goals(rows()) if not goal.met] == []
+    assert [goal.what for goal in goals(rows()) if not goal.met] == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +102,7 @@ def test_figures_that_meet_every_goal() -> None:
     ],
 )
 def test_a_goal_that_is_missed_is_called_so(changed: dict[str, float], missed: list[str]) -> None:
-    assert [goal.what for goal in kernel_speed.goals(rows(**changed)) if goal.met is False] == missed
+    assert [goal.what for goal in goals(rows(**changed)) if goal.met is False] == missed
 
 
 def test_several_cases_count_by_their_geometric_mean_their_worst_and_the_most_memory() -> None:
@@ -106,14 +111,14 @@ def test_several_cases_count_by_their_geometric_mean_their_worst_and_the_most_me
         next(
             r for r in found if r["variant"] == "on" and r["group"] == "prefill" and r["len_k"] == length
         ).update(ms=ms, mb=mb)
-    told = {goal.what: goal.value for goal in kernel_speed.goals(found)}
+    told = {goal.what: goal.value for goal in goals(found)}
     assert told["prefill, default split_size: geometric mean"] == pytest.approx(1.0)
     assert told["prefill, default split_size: the worst"] == 2.0
     assert told["prefill: memory above stock's, the most"] == pytest.approx(3.0)
 
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
-    found = kernel_speed.goals([r for r in rows() if r["group"] != "backward"])
+    found = goals([r for r in rows() if r["group"] != "backward"])
     assert {goal.what.split(":")[0] for goal in found if goal.met is None} == {
         "backward, against stock's deterministic=True",
         "backward",
@@ -128,10 +133,15 @@ def figures(path: Path, found: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("{", "is not what tests/wheel/bench.py --json writes: JSONDecodeError"),
-        ("[]", "is not what tests/wheel/bench.py --json writes: TypeError"),
-        ('{"rows": [], "torch": ""}', "it lacks 'gpu'"),
-        ('{"rows": [{"group": "decode"}]}', "it lacks 'case'"),
+        ("{", "Invalid JSON"),
+        ("[]", "should be an object"),
+        ('{"rows": [], "torch": ""}', "gpu: Field required"),
+        ('{"gpu": "", "torch": "", "rows": [{"group": "decode"}]}', r"rows\.0\.case: Field required"),
+        (
+            json.dumps({"gpu": "", "torch": "", "rows": [row("decode", "on", 1.0) | {"ms": "fast"}]}),
+            r"rows\.0\.ms: Input should be a valid number",
+        ),
+        ('{"format": 2, "gpu": "", "torch": "", "rows": []}', "format 2 is of another version"),
     ],
 )
 def test_a_file_that_is_none_of_figures_is_an_error_that_names_it(
@@ -139,13 +149,19 @@ def test_a_file_that_is_none_of_figures_is_an_error_that_names_it(
 ) -> None:
     path = tmp_path / "bench.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(UsageError, match=f"bench.json.*{expected}"):
-        kernel_speed.read(path)
+    with pytest.raises(UsageError, match=f"bench.json is damaged: .*{expected}.*; give a file"):
+        kernel_figures.read(path)
+
+
+def test_the_figures_of_the_documentation_are_such_a_file() -> None:
+    figures = kernel_figures.read(layout.ROOT / "docs/bench.json")
+    assert {row.variant for row in figures.rows} >= {"stock", "on", "on 512"}
+    assert all(goal.met is not None for goal in kernel_figures.goals(figures.rows))
 
 
 def test_figures_without_stock_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="was measured without stock"):
-        kernel_speed.read(figures(tmp_path / "bench.json", [r for r in rows() if r["variant"] != "stock"]))
+        kernel_figures.read(figures(tmp_path / "bench.json", [r for r in rows() if r["variant"] != "stock"]))
 
 
 @pytest.mark.parametrize("name", ["time.svg", "time.png"])
@@ -158,10 +174,10 @@ def test_the_picture_has_a_line_for_each_variant(tmp_path: Path, name: str) -> N
     folder = tmp_path / "pictures"
     folder.mkdir()
     picture = folder / name
-    facts = kernel_speed.read(figures(tmp_path / "bench.json", found))
-    kernel_speed.draw(facts, picture)
+    facts = kernel_figures.read(figures(tmp_path / "bench.json", found))
+    kernel_picture.draw(facts, picture)
     content = picture.read_bytes()
-    kernel_speed.draw(facts, picture)
+    kernel_picture.draw(facts, picture)
     assert picture.read_bytes() == content
     assert [path.name for path in folder.iterdir()] == [name]
     if name.endswith("svg"):

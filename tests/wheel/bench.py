@@ -333,6 +333,7 @@ def main() -> None:
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {
+        "format": 1,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "fork": fork_info(),

@@ -1,0 +1,159 @@
+"""Figures of kernels on a GPU, as ``tests/wheel/bench.py --json`` writes them, and the goals that they are held to."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from scripts.base import documents
+from scripts.base.documents import OpenDocument
+from scripts.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+
+class Row(OpenDocument):
+    """What one variant took for one case."""
+
+    group: str
+    case: str
+    variant: str  # stock, off, on, or on with a split_size
+    ms: float  # the median
+    mb: float  # MiB above the inputs
+    ratio: float  # of ms, to the group's first variant
+    batch: int
+    len_k: int
+    head_dim: int
+
+
+class Figures(OpenDocument):
+    """What the file holds; it has more, for readers."""
+
+    format: Literal[1] = 1  # files from before it was written have none
+    gpu: str
+    torch: str
+    rows: tuple[Row, ...]
+
+
+def read(path: Path) -> Figures:
+    """The figures in a file.
+
+    Raises:
+        UsageError: it is no such file, or was measured without stock beside it.
+    """
+    remedy = "give a file that tests/wheel/bench.py --json wrote"
+    figures = documents.read(Figures, path, error=UsageError, remedy=remedy)
+    if not any(row.variant == "stock" for row in figures.rows):
+        raise UsageError(
+            f"{path} was measured without stock: run tests/wheel/bench.py with --stock "
+            "(nox -s build -- --stock makes it)."
+        )
+    return figures
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One figure beside its goal: ``value`` and ``goal`` in ``unit``, or nothing where the rows that it needs are not there."""
+
+    what: str
+    value: float | None
+    goal: float
+    unit: str
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is; ``None`` where nothing was measured."""
+        if self.value is None:
+            return None
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
+
+
+def _by_case(rows: Sequence[Row], group: str) -> dict[str, dict[str, Row]]:
+    """Rows of a group, by case and variant."""
+    cases: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row.group == group:
+            cases.setdefault(row.case, {})[row.variant] = row
+    return cases
+
+
+def _ratios(
+    rows: Sequence[Row],
+    group: str,
+    variant: str,
+    base: Sequence[str] = ("stock",),
+    only: Callable[[Row], bool] = lambda _: True,
+) -> list[float]:
+    """The variant's time over the best of ``base``, for each case of a group that has both."""
+    return [
+        case[variant].ms / min(case[name].ms for name in base if name in case)
+        for case in _by_case(rows, group).values()
+        if variant in case and base[0] in case and only(case[variant])
+    ]
+
+
+def _extra(rows: Sequence[Row], group: str) -> list[float]:
+    return [
+        case["on"].mb - case["stock"].mb
+        for case in _by_case(rows, group).values()
+        if {"on", "stock"} <= case.keys()
+    ]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.exp(statistics.fmean(map(math.log, values))) if values else None
+
+
+def _worst(values: Sequence[float]) -> float | None:
+    return max(values, default=None)
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """The figures that deterministic mode is held to, against stock of the same pin."""
+    prefill, decode, backward = (_ratios(rows, group, "on") for group in ("prefill", "decode", "backward"))
+    one_chunk = _ratios(rows, "prefill", "on 2048", only=lambda row: row.len_k <= 2048)
+    chunked = _ratios(rows, "chunked", "on", ("stock", "stock, one split"))
+    against_one = [
+        1 / r
+        for r in _ratios(
+            rows,
+            "decode",
+            "on",
+            ("stock, one split",),
+            lambda row: (row.batch, row.len_k) == (1, 131072),
+        )
+    ]
+    million = [case["on"].ms for case in _by_case(rows, "million keys").values()]
+    return [
+        Goal("prefill, default split_size: geometric mean", _mean(prefill), 1.05, "×"),
+        Goal("prefill, default split_size: the worst", _worst(prefill), 1.10, "×"),
+        Goal("prefill, keys within one chunk: the worst", _worst(one_chunk), 1.01, "×"),
+        Goal("prefill: memory above stock's, the most", _worst(_extra(rows, "prefill")), 1, "MiB"),
+        Goal("prefill, split_size 512: geometric mean", _mean(_ratios(rows, "prefill", "on 512")), 1.15, "×"),
+        Goal("512 new tokens on 16 k and 128 k, against stock's best: the worst", _worst(chunked), 1.05, "×"),
+        Goal("decode, default split_size: geometric mean", _mean(decode), 1.0, "×"),
+        Goal("decode, default split_size: the worst", _worst(decode), 1.10, "×"),
+        Goal(
+            "decode, batch 1 and 128 k keys: times faster than one split",
+            min(against_one, default=None),
+            15,
+            "×",
+            at_least=True,
+        ),
+        Goal("backward, against stock's deterministic=True: the worst", _worst(backward), 1.10, "×"),
+        Goal("backward: memory above stock's, the most", _worst(_extra(rows, "backward")), 1, "MiB"),
+        Goal(
+            "512 queries on 2**20 keys: runs", float(len(million)) if million else None, 1, "", at_least=True
+        ),
+        Goal(
+            "mode off, against stock, prefill: geometric mean",
+            _mean(_ratios(rows, "prefill", "off")),
+            1.01,
+            "×",
+        ),
+    ]

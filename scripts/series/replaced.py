@@ -1,0 +1,60 @@
+"""The commits of a tree that is replaced: the new tree's repository keeps them, and nobody's work is lost."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from scripts.base import console
+from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def keep_commits(repository: Repository, old: Path) -> str:
+    """Take over the commits of the tree that is replaced, its linked work trees' and stashes too; under which ref.
+
+    Exported commits may be in no patch any more.
+
+    Raises:
+        SeriesError: they could not be taken over.
+    """
+    place = f"refs/replaced/{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}"
+    former = Repository(old, SeriesError)
+    former.attempt("add", "--all")
+    if former.attempt("diff", "--cached", "--quiet", "HEAD")[0] != 0:
+        tree = former.run("write-tree").strip()
+        loose = former.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
+        former.run("update-ref", "refs/heads/uncommitted", loose)
+        console.warn(
+            f"{old} had changes that were not committed; they are kept as the commit {place}/heads/uncommitted"
+        )
+    for number, stash in enumerate(former.run("stash", "list", "--format=%H", writes=False).split()):
+        former.run("update-ref", f"refs/stashes/{number}", stash)
+    linked = re.findall(
+        r"^HEAD (\w+)$", former.run("worktree", "list", "--porcelain", writes=False), re.MULTILINE
+    )
+    for number, head in enumerate(linked):
+        former.run("update-ref", f"refs/linked/{number}", head)
+    names = (
+        ("HEAD", "HEAD"),
+        ("refs/heads/*", "heads/*"),
+        ("refs/stashes/*", "stashes/*"),
+        ("refs/linked/*", "linked/*"),
+    )
+    heads = [f"+{name}:{place}/{kept}" for name, kept in names]
+    status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), *heads)
+    if status != 0:
+        raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
+    repository.attempt(
+        "fetch",
+        "--quiet",
+        "--no-tags",
+        str(old),
+        f"+refs/tags/*:{place}/tags/*",
+        "+refs/replaced/*:refs/replaced/*",
+    )
+    return place
