@@ -43,14 +43,14 @@ def write(path: Path, text: str) -> None:
     Raises:
         OSError: it names ``path``, not the file beside it.
     """
-    aside = path.with_name(path.name + ".part")
+    part = path.with_name(path.name + ".part")
     try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        aside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def exchange(new: Path, old: Path) -> None:

@@ -57,9 +57,9 @@ class PipConfig:
             re.fullmatch(r"(?P<section>[^.=]+)\.(?P<key>[^=]+)=(?P<value>.*)", line)
             for line in listing.splitlines()
         ]
-        for wanted in ("global", "download", ":env:"):
+        for section in ("global", "download", ":env:"):
             for match in lines:
-                if match and match["section"] == wanted:
+                if match and match["section"] == section:
                     values[match["key"].removeprefix("default-")] = str(ast.literal_eval(match["value"]))
         return cls(
             values.get("no-index", "").lower() in ("1", "true", "yes", "on"),

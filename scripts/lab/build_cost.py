@@ -112,12 +112,12 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
         )
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(done.stdout + done.stderr, encoding="utf-8")
-    found = sorted(source.glob("build/temp.*/build.ninja"))
-    if not found:
+    ninja_files = sorted(source.glob("build/temp.*/build.ninja"))
+    if not ninja_files:
         raise CompileError(
             f"upstream's setup.py wrote no ninja file:\n{last_lines(done.stderr)}\nThe full log is {log}."
         )
-    return found[0]
+    return ninja_files[0]
 
 
 def _upstreams(
@@ -131,11 +131,11 @@ def _upstreams(
     file = there[0] if there else _setup(source, plan, plan.build / "logs" / "setup.log")
     objects = re.findall(r"^build (\S+\.o):", file.read_text(encoding="utf-8"), re.MULTILINE)
     by_stem = {Path(name).stem: Path(name) for name in objects}
-    wanted = [Path(unit.source).stem for unit in units]
-    if missing := [stem for stem in (*wanted, "flash_api") if stem not in by_stem]:
+    stems = [Path(unit.source).stem for unit in units]
+    if missing := [stem for stem in (*stems, "flash_api") if stem not in by_stem]:
         raise CompileError(f"upstream's setup.py would not make {', '.join(missing)}; see {file}.")
-    console.note(f"upstream's setup.py: {len(wanted)} of its {len(objects)} files, and the binding")
-    targets = [by_stem[stem] for stem in (*wanted, "flash_api")]
+    console.note(f"upstream's setup.py: {len(stems)} of its {len(objects)} files, and the binding")
+    targets = [by_stem[stem] for stem in (*stems, "flash_api")]
     seconds = [_THEIRS * unit.seconds for unit in units] + [40.0]
     *compiles, binding = (
         metering.Compile("upstream", target.stem, command, target, taken)

@@ -77,7 +77,7 @@ def _compiles(ours: Ours, upstreams: Side) -> list[Line]:
     our_seconds, their_seconds = ours.side.cpu_seconds, upstreams.cpu_seconds
     our_bindings, their_bindings = (_WHEELS * side.binding for side in (ours.side, upstreams))
     all_wheels = 1 + (_WHEELS - 1) * ours.share  # as a multiple of one wheel's
-    found = [
+    figures = [
         Line(
             "nvcc, these kernel files",
             f"{our_seconds:.0f} CPU s",
@@ -98,8 +98,8 @@ def _compiles(ours: Ours, upstreams: Side) -> list[Line]:
     if ours.without_bias:
         without = sum(ours.without_bias.values())
         told = f"{our_seconds:.0f} CPU s, {without:.0f} without"
-        found.append(Line("nvcc, for masks and biases", told, "", our_seconds / without, 1.25, "×"))
-    return found
+        figures.append(Line("nvcc, for masks and biases", told, "", our_seconds / without, 1.25, "×"))
+    return figures
 
 
 def _steps(ours: Ours) -> list[Line]:

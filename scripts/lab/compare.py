@@ -49,8 +49,8 @@ _FLAGS = {
 
 
 def _template(name: str) -> str | None:
-    found = re.search(r"\d(f(?:lash|ork)_\w+?_kernel)(?=I|P|v|\d|N)", name)
-    return found and found[1]
+    match = re.search(r"\d(f(?:lash|ork)_\w+?_kernel)(?=I|P|v|\d|N)", name)
+    return match and match[1]
 
 
 def _own(name: str) -> str:
@@ -113,8 +113,8 @@ def compiled(
     tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
     flavour = replace(kernels.FORK, code=tuple(flags.gencode((architecture,), {})))  # not packed
     plans = [
-        kernels.Plan(applied, tools, wanted, (architecture,), layout.BUILD, flavour)
-        for applied, wanted in sources
+        kernels.Plan(applied, tools, chosen, (architecture,), layout.BUILD, flavour)
+        for applied, chosen in sources
     ]
     work = [(plan, kernels.kernel_units(plan)) for plan in plans]
     compiling.compile_together(work, jobs)

@@ -81,13 +81,13 @@ def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
     def compiled(source: Path) -> Path:
         target = place / f"{source.stem}.o"
         if not target.exists():
-            aside = target.with_suffix(".part")
+            part = target.with_suffix(".part")
             run(
-                [tools.cxx, *_CXX, *includes, "-c", source, "-o", aside],
+                [tools.cxx, *_CXX, *includes, "-c", source, "-o", part],
                 error=CompileError,
                 what=f"could not compile {source.name}",
             )
-            aside.replace(target)
+            part.replace(target)
         return target
 
     with ThreadPoolExecutor(2) as pool:
@@ -96,20 +96,20 @@ def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
 
 def _tools_for_tests(env: torch_environment.Environment, folder: Path) -> Path:
     """Pytest and the like for the environment's Python, beside it: the environment is the wheels' own."""
-    wanted = [*_PACKAGES, *_DEPENDENCIES]
-    place = folder / f"site-{env.tag}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]}"
+    requirements = [*_PACKAGES, *_DEPENDENCIES]
+    place = folder / f"site-{env.tag}-{hashlib.sha256(repr(requirements).encode()).hexdigest()[:8]}"
     if not place.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as aside:
-            target = f"{aside}/site"
-            command = pip.installing(env.python, "--no-deps", "--target", target, *wanted)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            target = f"{temporary}/site"
+            command = pip.installing(env.python, "--no-deps", "--target", target, *requirements)
             run(command, error=ToolchainError, what="could not install pytest and hypothesis", hint=pip.HINT)
             shutil.move(target, place)
     return place
 
 
 def package(
-    tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...], arch: str, jobs: int | None
+    tools: toolchain.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
 ) -> list[Path]:
     """Build an extension that runs kernels on the CPU, those that a GPU of that compute capability chooses, and the Python package around it.
 
@@ -120,7 +120,7 @@ def package(
         CompileError: a compiler failed.
     """
     env = tools.environment
-    plan = kernels.Plan(applied, tools, wanted, (arch,), layout.BUILD, FLAVOUR)
+    plan = kernels.Plan(applied, tools, chosen, (arch,), layout.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
     compiled = compiling.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
     folder = layout.BUILD / "emulator"
@@ -129,19 +129,19 @@ def package(
     site = folder / f"package-{name}"
     if not site.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            aside = Path(made) / "package"
-            shutil.copytree(applied.root / "flash_attn", aside / "flash_attn")
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            unfinished = Path(temporary) / "package"
+            shutil.copytree(applied.root / "flash_attn", unfinished / "flash_attn")
             applied.check_unchanged()
             libraries = [f"-L{env.site}/torch/lib", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
             # Bound within: torch may bring the real CUDA runtime along.
-            output = aside / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"
+            output = unfinished / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"
             run(
                 [tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries],
                 error=CompileError,
                 what="could not link the emulator",
             )
-            aside.rename(site)
+            unfinished.rename(site)
     return [site, _tools_for_tests(env, folder)]
 
 

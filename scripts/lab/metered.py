@@ -18,9 +18,9 @@ def main() -> int:
     code = subprocess.run(command, check=False).returncode
     if code == 0:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        aside = Path(record + ".part")
-        aside.write_text(json.dumps({"cpu_seconds": used.ru_utime + used.ru_stime}), encoding="utf-8")
-        aside.replace(record)
+        part = Path(record + ".part")
+        part.write_text(json.dumps({"cpu_seconds": used.ru_utime + used.ru_stime}), encoding="utf-8")
+        part.replace(record)
     return code if code >= 0 else 128 - code
 
 

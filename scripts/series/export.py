@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import marker, model, tree
+from scripts.series import listing, marker, model, tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,11 @@ def format_patches(repository: Repository, base: str, target: Path, tip: str = "
 def held(folder: Path) -> dict[str, bytes]:
     """The patches and the ``series`` that lie in a folder, by file name; none where there is no folder."""
     return (
-        {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix == ".patch" or p.name == model.LISTING}
+        {
+            p.name: p.read_bytes()
+            for p in folder.iterdir()
+            if p.suffix == ".patch" or p.name == listing.LISTING
+        }
         if folder.is_dir()
         else {}
     )
@@ -89,40 +93,44 @@ def write_folder(folder: Path, patches: dict[str, bytes], notes: Sequence[str] =
 
     What else lies there stays, and so do the comments in ``series``; ``notes`` are added to them, at the end.
     """
-    old, footer = model.listing(folder) if (folder / model.LISTING).is_file() else ((), ())
+    old, footer = listing.read(folder) if (folder / listing.LISTING).is_file() else ((), ())
     footer = (*footer, *(note for note in notes if note not in footer))
-    after = patches | {model.LISTING: model.render_listing(list(patches), old, footer).encode()}
+    after = patches | {listing.LISTING: listing.render(list(patches), old, footer).encode()}
     changes = changed(held(folder), after)
     if not (changes.written or changes.removed):
         return changes
     tree.sweep(folder)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=tree.aside_prefix(folder)) as temporary:
-        aside = Path(temporary) / folder.name
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=tree.temporary_prefix(folder)) as temporary:
+        copy = Path(temporary) / folder.name
         if folder.is_dir():
-            shutil.copytree(folder, aside, symlinks=True)
-        aside.mkdir(exist_ok=True)
+            shutil.copytree(folder, copy, symlinks=True)
+        copy.mkdir(exist_ok=True)
         for name in changes.removed:
-            (aside / name).unlink()
+            (copy / name).unlink()
         for name in changes.written:
             with files.writing(folder / name):
-                (aside / name).write_bytes(after[name])
+                (copy / name).write_bytes(after[name])
         if folder.is_dir():
-            files.exchange(aside, folder)
+            files.exchange(copy, folder)
         else:
-            aside.replace(folder)
+            copy.replace(folder)
     return changes
 
 
 def _differences(folder: Path, patches: dict[str, bytes]) -> list[str]:
     """How the folder differs from these patches: content, order, missing and stray files."""
-    entries, _ = model.listing(folder)
+    entries, _ = listing.read(folder)
     names = [entry.name for entry in entries]
-    found = {p.name: p.read_bytes() for p in folder.glob("*.patch")}
-    different = [f"{name} would change" for name in patches if name in found and found[name] != patches[name]]
-    different += [f"{name} would be added" for name in patches if name not in found]
-    different += [f"{name} would be removed" for name in sorted(found) if name not in patches]
+    held_patches = {p.name: p.read_bytes() for p in folder.glob("*.patch")}
+    different = [
+        f"{name} would change"
+        for name in patches
+        if name in held_patches and held_patches[name] != patches[name]
+    ]
+    different += [f"{name} would be added" for name in patches if name not in held_patches]
+    different += [f"{name} would be removed" for name in sorted(held_patches) if name not in patches]
     if not different and names != list(patches):
-        different.append(f"{model.LISTING} has another order or lacks a name")
+        different.append(f"{listing.LISTING} has another order or lacks a name")
     return different
 
 
@@ -172,8 +180,8 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
     different = (
         _differences(folder, patches)
-        if (folder / model.LISTING).is_file()
-        else [f"{model.LISTING} is missing"]
+        if (folder / listing.LISTING).is_file()
+        else [f"{listing.LISTING} is missing"]
     )
     if not different:
         _remember(repository, applied, folder, patches)
@@ -229,8 +237,8 @@ def _remember(repository: Repository, applied: Applied, folder: Path, patches: d
     series = model.read(folder)
     base, head = applied.base, repository.resolve("HEAD")
     if head != applied.commit:
-        with tempfile.TemporaryDirectory(prefix="fa2-export-") as aside:
-            copy = Repository(Path(aside) / "source", SeriesError)
+        with tempfile.TemporaryDirectory(prefix="fa2-export-") as temporary:
+            copy = Repository(Path(temporary) / "source", SeriesError)
             repository.run(
                 "clone",
                 "--quiet",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scripts.base import git
 from scripts.base.errors import SeriesError
-from scripts.series import guards, model
+from scripts.series import guards, listing, model
 from scripts.source import upstream
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def is_ours_to_touch(name: str) -> bool:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or path.parts[:2] == ("csrc", "cutlass"):
         return False
-    return upstream.is_wanted(path)
+    return upstream.is_build_input(path)
 
 
 def _as_problem(path: Path, error: SeriesError) -> Problem:
@@ -236,34 +236,34 @@ def check_patch(path: Path, added: set[str]) -> list[Problem]:
 
 def check(folder: Path) -> list[Problem]:
     """Every problem of a series: of its listing, its files, and each patch."""
-    listing = folder / model.LISTING
+    series_file = folder / listing.LISTING
     try:
-        entries, _ = model.listing(folder)
+        entries, _ = listing.read(folder)
     except SeriesError as e:
-        return [_as_problem(listing, e)]
+        return [_as_problem(series_file, e)]
     problems = []
     added: set[str] = set()
     names = [entry.name for entry in entries]
     for path in sorted(folder.iterdir()):
-        if path.name in names or path.name == model.LISTING:
+        if path.name in names or path.name == listing.LISTING:
             continue
         if path.suffix == ".patch":
             problems.append(
                 Problem(
-                    listing, len(names) + 1, f"does not name {path.name}; add a line, or delete the file."
+                    series_file, len(names) + 1, f"does not name {path.name}; add a line, or delete the file."
                 )
             )
         elif not path.name.startswith("."):
             problems.append(
-                Problem(path, 1, f"is no patch; {folder.name}/ holds patches and {model.LISTING}.")
+                Problem(path, 1, f"is no patch; {folder.name}/ holds patches and {listing.LISTING}.")
             )
     if not names:
-        problems.append(Problem(listing, 1, "names no patch."))
+        problems.append(Problem(series_file, 1, "names no patch."))
     for place, entry in enumerate(entries, 1):
         if not entry.name.startswith(f"{place:04}-"):
             problems.append(
                 Problem(
-                    listing,
+                    series_file,
                     entry.line,
                     f"{entry.name} is patch {place} of the series; nox -s export names it {place:04}-…",
                 )

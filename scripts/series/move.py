@@ -93,8 +93,8 @@ def workspace(folder: Path, series: Series, pin: Upstream, checkout: Checkout, r
     """Make ``folder`` a repository in which the series can move from the pin to a release; HEAD is the new base."""
     applied = work_tree.apply(series, pin, checkout, folder)
     repository = Repository(folder, SeriesError)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name + ".") as aside:
-        fresh = Path(aside) / "base"
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name + ".") as temporary:
+        fresh = Path(temporary) / "base"
         new_base = work_tree.make_base(fresh, release.pin, release.checkout)
         repository.run("fetch", "--quiet", "--no-tags", str(fresh), "HEAD")
     repository.run("update-ref", "refs/series/new-base", new_base)

@@ -54,7 +54,7 @@ class Rebase:
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         work_tree.sweep(path)
-        begun = Path(tempfile.mkdtemp(dir=path.parent, prefix=work_tree.aside_prefix(path)))
+        begun = Path(tempfile.mkdtemp(dir=path.parent, prefix=work_tree.temporary_prefix(path)))
         try:
             space = move.workspace(
                 begun / self.folder.source.name, patches, matrix.upstream, checkout, release
@@ -82,7 +82,7 @@ class Rebase:
         """Go on, with what a person made of the patch that stopped it."""
         state = self.folder.load()
         if state.stopped or self._picking(state):
-            state = rebase_resolution.take(self.folder, state)
+            state = rebase_resolution.take_resolution(self.folder, state)
             _tell(state)
         elif len(state.done) < len(state.patches):
             self._clear(state)

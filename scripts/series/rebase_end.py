@@ -184,7 +184,7 @@ def _report(folder: Folder, state: State, submodule: str) -> Report:
 
 def _remove(folder: Folder) -> None:
     """The folder goes in one step, so that a kill leaves a rebase or none."""
-    place = tempfile.mkdtemp(dir=folder.path.parent, prefix=work_tree.aside_prefix(folder.path))
+    place = tempfile.mkdtemp(dir=folder.path.parent, prefix=work_tree.temporary_prefix(folder.path))
     folder.path.replace(Path(place) / "gone")
     shutil.rmtree(place)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scripts.series.rebase_folder import Folder
 
 
-def take(folder: Folder, state: State) -> State:
+def take_resolution(folder: Folder, state: State) -> State:
     """Record the resolution of the next patch.
 
     Raises:

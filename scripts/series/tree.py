@@ -178,12 +178,12 @@ def reusable(series: Series, pin: Upstream, root: Path) -> Tree | None:
 
 def sweep(root: Path) -> None:
     """Remove what killed runs left beside a folder."""
-    for left in root.parent.glob(f"{aside_prefix(root)}*"):
+    for left in root.parent.glob(f"{temporary_prefix(root)}*"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
 
 
-def aside_prefix(root: Path) -> str:
+def temporary_prefix(root: Path) -> str:
     """How the folders begin in which another is made aside; no name that a person would give."""
     return f".{root.name}.fa2-aside-"
 
@@ -208,7 +208,7 @@ def _folder_beside(root: Path) -> Path:
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         sweep(root)
-        return Path(tempfile.mkdtemp(dir=root.parent, prefix=aside_prefix(root)))
+        return Path(tempfile.mkdtemp(dir=root.parent, prefix=temporary_prefix(root)))
     except OSError as e:
         raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
 
@@ -250,9 +250,9 @@ def apply(
     """
     if (reused := _reuse(series, pin, root, reset=reset)) is not None:
         return reused
-    aside = _folder_beside(root)
+    temporary = _folder_beside(root)
     try:
-        work = aside / "tree"
+        work = temporary / "tree"
         base = make_base(work, pin, checkout)
         repository = Repository(work, SeriesError)
         for patch in series.patches:
@@ -265,4 +265,4 @@ def apply(
         _put_in_place(work, root)
         return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)), seen=_moment(root))
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

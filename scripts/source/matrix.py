@@ -100,21 +100,21 @@ def _keys_allowed(location: Sequence[str | int]) -> list[str]:
 def _shared_ptx(path: Path, text: str, parsed: MatrixFile) -> dict[str, tuple[str, ...]]:
     shared: dict[str, tuple[str, ...]] = {}
     seen: dict[str, str] = {}
-    for base, others in parsed.shared_ptx.items():
-        for other in others:
-            if int(other) <= int(base):
+    for base, following in parsed.shared_ptx.items():
+        for later in following:
+            if int(later) <= int(base):
                 raise mistake_at(
                     path,
                     text,
                     ("shared-ptx", base),
-                    f"{other} is no later than {base}, whose PTX it would be made from",
+                    f"{later} is no later than {base}, whose PTX it would be made from",
                 )
-            if other in seen:
+            if later in seen:
                 raise mistake_at(
-                    path, text, ("shared-ptx", base), f"{other} is made from the PTX of {seen[other]} already"
+                    path, text, ("shared-ptx", base), f"{later} is made from the PTX of {seen[later]} already"
                 )
-            seen[other] = base
-        shared[base] = tuple(others)
+            seen[later] = base
+        shared[base] = tuple(following)
     return shared
 
 

@@ -31,14 +31,14 @@ def write(matrix: Matrix, pin: Upstream) -> bool:
         table[key] = value
     document["fork"]["revision"] = 1
     text = _with_release(tomlkit.dumps(document), old, pin)
-    aside = matrix.path.with_name(matrix.path.name + ".part")
-    aside.write_text(text, encoding="utf-8")
+    part = matrix.path.with_name(matrix.path.name + ".part")
+    part.write_text(text, encoding="utf-8")
     try:
-        if model.load(aside).upstream != pin:
+        if model.load(part).upstream != pin:
             raise MatrixError(f"{matrix.path}: the new pin could not be written.")
-        aside.replace(matrix.path)
+        part.replace(matrix.path)
     finally:
-        aside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
     return True
 
 

@@ -50,12 +50,12 @@ def on_index(distribution: str, config: pip.PipConfig | None = None) -> dict[str
             raise UpstreamError(
                 f"could not list the releases of {distribution}: {e or type(e).__name__}. Check the network."
             ) from e
-        found = {
+        sha256_by_version = {
             p.version: (p.link.hash_option or {}).get("sha256", [None])[0]
             for p in packages
             if p.version and not p.link.is_wheel
         }
-    return dict(sorted(found.items(), key=lambda item: Version(item[0])))
+    return dict(sorted(sha256_by_version.items(), key=lambda item: Version(item[0])))
 
 
 def _sdist(matrix: Matrix, version: str, sha256: str, how: str, cache: Path) -> Release:
@@ -166,9 +166,9 @@ def find(
         name = stable[-1]
         console.note(f"latest is {name}")
     if source is not upstream.Source.SDIST:
-        found = _from_git(matrix, name, folder)
-        if found is not None:
-            return found
+        release = _from_git(matrix, name, folder)
+        if release is not None:
+            return release
         if source is upstream.Source.GIT:
             raise UpstreamError(
                 f"--source git: the submodule {folder.name} is not initialised, or neither it nor its remote has {name}."

@@ -1,6 +1,6 @@
 """Bring the pinned source of upstream, from the submodule or from the package index, and check it.
 
-Both give the same files: what a build needs of the release, chosen by one rule (``is_wanted``).
+Both give the same files: what a build needs of the release, chosen by one rule (``is_build_input``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Checkout:
     read: Callable[[str], bytes]  # a file of upstream's repository, whether a build needs it or not
 
 
-def is_wanted(path: PurePosixPath, packages: frozenset[PurePosixPath] | None = None) -> bool:
+def is_build_input(path: PurePosixPath, packages: frozenset[PurePosixPath] | None = None) -> bool:
     """Whether a build needs this file. ``packages``: the folders that are Python packages; None: any may be one."""
     if path.parts[:2] == ("csrc", "flash_attn") or path.parts[:3] == ("csrc", "cutlass", "include"):
         return path.suffix in _IN_SDIST
@@ -73,7 +73,7 @@ def is_wanted(path: PurePosixPath, packages: frozenset[PurePosixPath] | None = N
 def _select(paths: Iterable[str]) -> list[str]:
     pure = [PurePosixPath(p) for p in paths]
     packages = frozenset(p.parent for p in pure if p.name == "__init__.py")
-    return sorted(str(p) for p in pure if is_wanted(p, packages))
+    return sorted(str(p) for p in pure if is_build_input(p, packages))
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
@@ -111,15 +111,15 @@ def _extract_git(folder: Path, target: Path, commit: str, cutlass_commit: str) -
     """Copy the committed files: local changes in the submodule do not reach a build."""
     repository, cutlass = Repository(folder, UpstreamError), Repository(folder / CUTLASS, UpstreamError)
     paths = repository.files(commit) + [f"{CUTLASS}/{p}" for p in cutlass.files(cutlass_commit, "include")]
-    wanted = _select(paths)
-    chosen = frozenset(wanted)
-    own = [p for p in wanted if not p.startswith(CUTLASS + "/")]
+    selected = _select(paths)
+    chosen = frozenset(selected)
+    own = [p for p in selected if not p.startswith(CUTLASS + "/")]
     for repo, prefix, revision, names in (
         (repository, "", commit, own),
         (cutlass, CUTLASS + "/", cutlass_commit, ["include"]),
     ):
-        with tempfile.TemporaryDirectory(dir=target.parent) as aside:
-            archive = Path(aside) / "tree.tar"
+        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+            archive = Path(temporary) / "tree.tar"
             repo.run(
                 "archive",
                 "--format=tar",
@@ -146,15 +146,15 @@ def _download(pin: Upstream, destination: Path, config: PipConfig) -> None:
         # The client is a Fetcher in all but the types of arguments that we do not pass.
         finder = config.finder(cast("Fetcher", session), pin.distribution)
         try:
-            found = finder.find_best_match(
+            match = finder.find_best_match(
                 f"{pin.distribution}=={pin.version}", allow_prereleases=True, allow_yanked=True
             )
-            if found.best is None:
+            if match.best is None:
                 raise UpstreamError(
                     f"the package index has no sdist of {what}. Looked at pip's configured indexes and find-links (pip config list); "
                     "check the network, or initialise the submodule and use --source git."
                 )
-            fetch(session, found.best.link.normalized, destination, pin.sdist_sha256)
+            fetch(session, match.best.link.normalized, destination, pin.sdist_sha256)
         except OtherContentError as e:
             raise UpstreamError(
                 f"the sdist of {what} has sha256 {e.digest}, the pin says {pin.sdist_sha256} (sdist-sha256 in wheel_matrix.toml). "
@@ -283,14 +283,14 @@ def pinned(pin: Upstream, source: Source) -> Checkout:
 def materialise(checkout: Checkout, target: Path) -> None:
     """Write upstream's files into ``target``, which is replaced, whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=target.name + "."))
+    unfinished = Path(tempfile.mkdtemp(dir=target.parent, prefix=target.name + "."))
     try:
         with files.writing(target):
-            checkout.extract(aside)
-        if not (aside / CUTLASS / "include/cutlass/cutlass.h").is_file():
+            checkout.extract(unfinished)
+        if not (unfinished / CUTLASS / "include/cutlass/cutlass.h").is_file():
             raise UpstreamError("upstream's source has no cutlass headers in csrc/cutlass/include.")
         shutil.rmtree(target, ignore_errors=True)
-        aside.chmod(0o755)
-        aside.replace(target)
+        unfinished.chmod(0o755)
+        unfinished.replace(target)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)

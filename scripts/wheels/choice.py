@@ -48,8 +48,8 @@ def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
         )
     jobs = []
     for target in targets:
-        wanted = target.pythons if choice.pythons == ("all",) else choice.pythons or (None,)
-        for version in wanted:
+        versions = target.pythons if choice.pythons == ("all",) else choice.pythons or (None,)
+        for version in versions:
             try:
                 python = toolchain.check_python(target, version)
             except UsageError as e:

@@ -68,9 +68,9 @@ def _staged(source: Path) -> Path:
     path = layout.cache("units") / hashlib.sha256(text.encode()).hexdigest()[:16] / source.name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{os.getpid()}-{path.name}")  # another build may write the same
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        part = path.with_name(f".{os.getpid()}-{path.name}")  # another build may write the same
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
     return path
 
 

@@ -75,12 +75,12 @@ def facts_of(path: Path) -> Facts:
 
 def wheels_in(dist: Path) -> list[Path]:
     """The wheels to verify when none is named."""
-    found = sorted(dist.glob("flash_attn-*.whl"))
-    if not found:
+    wheels = sorted(dist.glob("flash_attn-*.whl"))
+    if not wheels:
         raise UsageError(
             f"{dist} has no wheels; build one (nox -s build), or name one (nox -s verify -- WHEEL)."
         )
-    return found
+    return wheels
 
 
 def installed(facts: Facts, root: Path, logs: Path) -> Path:

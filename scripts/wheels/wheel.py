@@ -85,23 +85,23 @@ def pack(
     tree.check_unchanged()
     dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=dist, prefix=".") as folder, _source_date():
-        aside = Path(folder) / name
-        with WheelFile(aside, "w", zipfile.ZIP_DEFLATED) as archive:
+        part = Path(folder) / name
+        with WheelFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
             # Metadata last, as the binary distribution format recommends.
             for entry in sorted(entries, key=lambda e: (".dist-info/" in e, e)):
                 header = zipfile.ZipInfo(entry, _DATE)
                 header.external_attr = (0o100755 if entry.endswith(".so") else 0o100644) << 16
                 header.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(header, entries[entry])
-        publish(aside, dist / name)
+        publish(part, dist / name)
     return dist / name
 
 
-def publish(aside: Path, place: Path) -> None:
+def publish(part: Path, place: Path) -> None:
     """Rename a wheel into its place. The proof that lies there goes, unless it is of these bytes."""
-    if not (place.is_file() and filecmp.cmp(aside, place, shallow=False)):
+    if not (place.is_file() and filecmp.cmp(part, place, shallow=False)):
         proof_path(place).unlink(missing_ok=True)
-    aside.replace(place)
+    part.replace(place)
 
 
 def proof_path(wheel: Path) -> Path:
