@@ -69,7 +69,10 @@ def _refusal(code: int, folder: Path) -> str:
     """Why a folder could not be swapped, by the system's error number, and what to do."""
     failed = f"{folder} could not be replaced: {os.strerror(code)}. Nothing was changed."
     if code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY):
-        return f"{failed} Make it and {folder.parent} writable (a read-only mount, permissions?), and run this again."
+        remedy = (
+            f"Make it and {folder.parent} writable (a read-only mount, permissions?), and run this again."
+        )
+        return f"{failed} {remedy}"
     place, copy = shlex.quote(str(folder)), shlex.quote(f"{folder}.copy")
     return (
         f"{failed} A file system without exchange, or the lower layer of an overlay? "

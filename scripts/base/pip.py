@@ -49,7 +49,8 @@ class PipConfig:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise UpstreamError(
-                    f"{quoted(command)} exited with {done.returncode}, so where to look for packages is unknown.\n{last_lines(done.stderr)}"
+                    f"{quoted(command)} exited with {done.returncode}, so where to look for packages is "
+                    f"unknown.\n{last_lines(done.stderr)}"
                 )
             listing = done.stdout
         values: dict[str, str] = {}
@@ -77,7 +78,8 @@ class PipConfig:
             verify = ssl.create_default_context(cafile=self.cert) if self.cert else True
         except OSError as e:
             raise UpstreamError(
-                f"pip is configured with the certificates {self.cert}, which cannot be read: {e.strerror or e}."
+                f"pip is configured with the certificates {self.cert}, which cannot be read: "
+                f"{e.strerror or e}."
             ) from e
         return PyPIClient(trusted_hosts=self.trusted_hosts, timeout=self.timeout, verify=verify)
 
@@ -86,7 +88,8 @@ class PipConfig:
         if self.no_index:
             if not self.find_links:
                 raise UpstreamError(
-                    "pip is configured with no-index and without find-links: there is nowhere to look for an sdist."
+                    "pip is configured with no-index and without find-links: "
+                    "there is nowhere to look for an sdist."
                 )
             return PackageFinder(session, find_links=self.find_links, no_binary=[distribution])
         # Without a source of its own the finder takes the public index; the others are added after that.

@@ -23,8 +23,8 @@ def add(commands: Any) -> None:
     parser = arguments.sub_parser(
         commands,
         "archs",
-        "Compiles kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compares the "
-        "machine code.",
+        "Compiles kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compares "
+        "the machine code.",
     )
     parser.add_argument(
         "--kernels",
@@ -71,9 +71,12 @@ def _run(options: argparse.Namespace) -> None:
     if differing := [c for c in comparisons if c.differing]:
         first = differing[0]
         raise CompileError(
-            f"{len(differing)} of {len(comparisons)} differ, first {first.file} for sm_{first.architecture}: {first.differing[0]}. "
-            f"Take {', '.join(sorted({c.architecture for c in differing}))} out of [shared-ptx] in {loaded.path.name}."
+            f"{len(differing)} of {len(comparisons)} differ, first {first.file} for "
+            f"sm_{first.architecture}: {first.differing[0]}. Take "
+            f"{', '.join(sorted({c.architecture for c in differing}))} out of [shared-ptx] in "
+            f"{loaded.path.name}."
         )
     console.done(
-        f"{sum(c.kernels for c in comparisons)} kernels: the same machine code from shared PTX as from their own."
+        f"{sum(c.kernels for c in comparisons)} kernels: the same machine code from shared PTX as from their "
+        "own."
     )

@@ -31,7 +31,8 @@ def add(commands: Any) -> None:
         "patch",
         metavar="PATCH",
         nargs="?",
-        help="of this one: which lines of upstream's it touches, which kernel files and wheels it reaches, which tests",
+        help="of this one: which lines of upstream's it touches, which kernel files and wheels it reaches, "
+        "which tests",
     )
     parser.set_defaults(run=_run)
 

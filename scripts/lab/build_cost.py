@@ -1,8 +1,9 @@
-"""Measure what the build system saves, beside upstream's own ``setup.py`` on the same machine and the same kernel files.
+"""Measure what the build system saves, beside upstream's ``setup.py`` with the same machine and files.
 
-CPU seconds are those of the processes that ninja started, without a compile cache. A kernel file is compiled by both
-sides, one right after the other: a machine that is slower for a while is slower for both. Upstream's ``setup.py``
-compiles all kernel files or none; it writes its commands for ninja, of which those for the chosen files are run.
+CPU seconds are those of the processes that ninja started, without a compile cache. A kernel file is compiled
+by both sides, one right after the other: a machine that is slower for a while is slower for both. Upstream's
+``setup.py`` compiles all kernel files or none; it writes its commands for ninja, of which those for the
+chosen files are run.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def _deflated(extension: Path) -> int:
 
 
 def _recompiled(plan: kernels.Plan) -> int:
-    """How many kernel files would be compiled again after a change of ``flash_api.cpp``, made as a commit and taken back."""
+    """How many kernel files would be compiled again after a change of ``flash_api.cpp``.
+
+    The change is made as a commit and taken back.
+    """
     root = plan.tree.root
     repository = Repository(root, CompileError)
     before = repository.resolve("HEAD")

@@ -17,7 +17,11 @@ class Spent:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two builds: CPU seconds of its kernel files and its binding, and what they make, stripped and deflated as in a wheel."""
+    """One of the two builds.
+
+    CPU seconds of its kernel files and of its binding, and the size of the extension that they make, stripped
+    and deflated as in a wheel.
+    """
 
     kernels: dict[str, float]
     binding: float
@@ -52,7 +56,8 @@ class Ours:
 
     Attributes:
         side: what upstream's is held against.
-        without_bias: CPU seconds of the same kernel files without attn_mask and attn_bias; None where that was the choice.
+        without_bias: CPU seconds of the same kernel files without attn_mask and attn_bias; None where that
+            was the choice.
         further: one more wheel from the same kernel objects.
         again: a build with nothing changed.
         recompiled: kernel files that a change of ``flash_api.cpp`` compiles again.
@@ -68,7 +73,10 @@ class Ours:
 
 
 def lines(ours: Ours, upstreams: Side) -> list[Line]:
-    """The figures, each beside its goal: ratios to upstream's side or to ours without masks and biases, and seconds."""
+    """The figures, each beside its goal.
+
+    They are seconds, or ratios to upstream's side or to ours without masks and biases.
+    """
     return [*_compiles(ours, upstreams), *_steps(ours), _size(ours.side, upstreams)]
 
 

@@ -1,8 +1,10 @@
-"""Run the kernels where there is no GPU: nvcc's PTX of them, interpreted (``tests/emulator``), behind the real binding and Python package.
+"""Run the kernels where there is no GPU, behind the real binding and Python package.
 
-It shows wrong results, bits that depend on what they must not, reads and writes outside allocations, misaligned addresses
-and races in shared memory. It proves nothing of a wheel: ptxas, machine code, timing and the GPU's own rounding are
-not in it.
+nvcc's PTX of them is interpreted (``tests/emulator``).
+
+It shows wrong results, bits that depend on what they must not, reads and writes outside allocations,
+misaligned addresses and races in shared memory. It proves nothing of a wheel: ptxas, machine code, timing and
+the GPU's own rounding are not in it.
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ def _tools_for_tests(env: torch_environment.Environment, folder: Path) -> Path:
 def package(
     tools: toolchain.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
 ) -> list[Path]:
-    """Build an extension that runs kernels on the CPU, those that a GPU of that compute capability chooses, and the Python package around it.
+    """Build an extension that runs kernels on the CPU, and the Python package around it.
+
+    The kernels are those that a GPU of that compute capability chooses.
 
     Returns:
         Folders for the path of the toolchain's Python.
@@ -163,7 +167,8 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
     tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
     path = os.pathsep.join(map(str, [*folders, layout.ROOT / "tests/wheel"]))
-    # What torch computes is small: with a thread a core in each process, threads would spend their time waiting for each other.
+    # What torch computes is small: with a thread a core in each process, threads would spend their time
+    # waiting for each other.
     env = {
         **os.environ,
         "PYTHONPATH": path,

@@ -1,4 +1,7 @@
-"""Run a command and write what it took: ``metered.py RECORD COMMAND...``. Run by path, one process a command."""
+"""Run a command and write what it took: ``metered.py RECORD COMMAND...``.
+
+It is run by path, one process a command.
+"""
 
 from __future__ import annotations
 

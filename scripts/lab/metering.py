@@ -1,4 +1,7 @@
-"""Compile files one after the other on several sides, and take the CPU seconds of each; what was metered is kept."""
+"""Compile files one after the other on several sides, and take the CPU seconds of each.
+
+What was metered is kept.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,10 @@ def side_by_side(sides: Sequence[Sequence[Compile]]) -> list[Compile]:
 
 
 def _record(folder: Path, compile_: Compile) -> Path:
-    """Where its figures are. The folder and the command name all that they depend on: so do the places of our objects."""
+    """Where its figures are.
+
+    The folder and the command name all that they depend on: so do the places of our objects.
+    """
     return (
         folder
         / "metered"

@@ -1,4 +1,4 @@
-"""Read the objects that nvcc makes: PTX and machine code by compute capability and kernel, and what the code takes."""
+"""Read the objects that nvcc makes: PTX and machine code by compute capability and kernel."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def machine_code(item: Path) -> dict[str, dict[str, bytes]]:
 
 @dataclass(frozen=True)
 class Code:
-    """One kernel's machine code: its size, and the local memory (spills, arrays) that its instructions name, in bytes."""
+    """One kernel's machine code: its size, and what it takes.
+
+    Stack, stores and loads are bytes of local memory (spills, arrays), as its instructions name it.
+    """
 
     instructions: int
     registers: int
@@ -97,7 +100,8 @@ class Code:
         return {name: value for name, value in asdict(self).items() if name != "text"}
 
     def __str__(self) -> str:
-        return f"{self.instructions} ({self.registers} registers, {self.stack} bytes of stack, {self.stores}/{self.loads} stored/loaded)"
+        memory = f"{self.stack} bytes of stack, {self.stores}/{self.loads} stored/loaded"
+        return f"{self.instructions} ({self.registers} registers, {memory})"
 
 
 def _info(elf: ELFFile) -> dict[str, dict[int, int]]:

@@ -1,8 +1,10 @@
-"""Whether machine code may be made from the PTX of an earlier compute capability: compiled both ways and compared, kernel by kernel.
+"""Whether machine code may be made from the PTX of an earlier compute capability.
 
-nvcc's front half, three quarters of its time, runs once for each kind of PTX. For kernels that ask for nothing newer, the
-later halves may come to the same machine code from the same PTX. ``[shared-ptx]`` in wheel_matrix.toml says for which
-they do; this is the check.
+Kernels are compiled both ways and compared.
+
+nvcc's front half, three quarters of its time, runs once for each kind of PTX. For kernels that ask for
+nothing newer, the later halves may come to the same machine code from the same PTX. ``[shared-ptx]`` in
+wheel_matrix.toml says for which they do; this is the check.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def compare(
         ours, theirs = own[architecture], shared.get(architecture, {})
         if not ours or set(ours) != set(theirs):
             raise CompileError(
-                f"{file}, sm_{architecture}: {len(ours)} kernels from its own PTX, {len(theirs)} from that of compute_{base}."
+                f"{file}, sm_{architecture}: {len(ours)} kernels from its own PTX, {len(theirs)} from that "
+                f"of compute_{base}."
             )
         comparisons.append(
             Comparison(
@@ -80,7 +83,8 @@ def check(
                 applied, replace(tools, sccache=None), tuple(chosen), both, layout.BUILD, flavour, way
             )
             console.step(
-                f"{len(chosen)} kernel files, PTX for {', '.join('compute_' + a for a in flags.front_halves(both, way))}"
+                f"{len(chosen)} kernel files, PTX for "
+                f"{', '.join('compute_' + a for a in flags.front_halves(both, way))}"
             )
             work.append((plan, kernels.kernel_units(plan)))
         compiling.compile_together(work, None)

@@ -38,7 +38,8 @@ def format_patches(repository: Repository, base: str, target: Path, tip: str = "
         about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
         if re.match(r"\w+ (fixup|squash|amend)! ", about):
             raise SeriesError(
-                f"{repository.root}: commit {about} is not folded into its patch yet: git rebase -i --autosquash base"
+                f"{repository.root}: commit {about} is not folded into its patch yet: "
+                "git rebase -i --autosquash base"
             )
         if " " in repository.run("log", "-1", "--format=%P", commit, writes=False):
             raise SeriesError(
@@ -148,7 +149,8 @@ def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> di
             except SeriesError as e:
                 fault = re.sub(r"^.*\.patch:\d+: ", "", str(e))
                 raise SeriesError(
-                    f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i and reword.)"
+                    f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i "
+                    "and reword.)"
                 ) from e
         return {name: (Path(folder) / name).read_bytes() for name in names}
 
@@ -158,7 +160,8 @@ def _carry_over(repository: Repository, applied: Applied) -> str:
     own = repository.run("log", "--reverse", "--format=%h", f"{applied.commit}..HEAD", writes=False).split()
     if not own:
         return "Run nox -s apply -- --reset for the whole series"
-    return f"Run nox -s apply -- --reset, which keeps your commits, then git -C {repository.root} cherry-pick {' '.join(own)}"
+    pick = f"git -C {repository.root} cherry-pick {' '.join(own)}"
+    return f"Run nox -s apply -- --reset, which keeps your commits, then {pick}"
 
 
 def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
@@ -170,7 +173,8 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         check: write nothing, and raise where anything would change.
 
     Raises:
-        SeriesError: uncommitted changes, an operation in progress, no commits, a part of a series, patches that
+        SeriesError: uncommitted changes, an operation in progress, no commits, a part of a series, patches
+            that
             changed since the tree was applied; with ``check``, a difference.
     """
     repository = Repository(root, SeriesError)
@@ -222,7 +226,8 @@ def _exportable(repository: Repository) -> Applied:
     if len(applied.patches) < applied.of:
         raise SeriesError(
             f"{root} holds the first {len(applied.patches)} of {applied.of} patches (apply --to): "
-            f"exporting it would drop the rest. {_carry_over(repository, applied)}, and amend there (git rebase -i)."
+            f"exporting it would drop the rest. {_carry_over(repository, applied)}, and amend there (git "
+            "rebase -i)."
         )
     status, _, _ = repository.attempt("merge-base", "--is-ancestor", applied.base, "HEAD")
     if status != 0:
@@ -233,7 +238,10 @@ def _exportable(repository: Repository) -> Applied:
 
 
 def _remember(repository: Repository, applied: Applied, folder: Path, patches: dict[str, bytes]) -> None:
-    """The tree and patches/ agree: give the tree the commits that the series has everywhere, and note what it is."""
+    """Give the tree, which agrees with patches/, the commits that the series has everywhere.
+
+    What it is, is noted in it.
+    """
     series = model.read(folder)
     base, head = applied.base, repository.resolve("HEAD")
     if head != applied.commit:
@@ -254,7 +262,8 @@ def _remember(repository: Repository, applied: Applied, folder: Path, patches: d
             canonical = copy.resolve("HEAD")
         if repository.resolve(f"{canonical}^{{tree}}") != repository.resolve("HEAD^{tree}"):
             raise SeriesError(
-                f"{folder}: the patches do not give the files of {repository.root}; this is a fault of export."
+                f"{folder}: the patches do not give the files of {repository.root}; "
+                "this is a fault of export."
             )
         repository.run(
             "update-ref", "-m", "export: the same files with the series' own dates", "HEAD", canonical

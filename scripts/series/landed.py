@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def needs(repository: Repository, commits: Sequence[str]) -> dict[str, frozenset[str]]:
-    """For each commit the earlier ones whose lines it changes or stands beside, or whose new files it includes."""
+    """For each commit the earlier ones that it needs.
+
+    It changes their lines or stands beside them, or it includes their new files.
+    """
     made: dict[str, str] = {}
     needed: dict[str, frozenset[str]] = {}
     for commit in commits:
@@ -99,7 +102,10 @@ def landed(space: Workspace, patches: Sequence[Patch]) -> dict[str, tuple[Outcom
 
 
 def landed_in(upstream: Repository, space: Workspace, old: str, new: str) -> dict[str, str]:
-    """The series' commits whose patch-id a commit of upstream's between two commits has: series commit to upstream's."""
+    """The series' commits whose patch-id a commit of upstream's between ``old`` and ``new`` has.
+
+    Returns the series' commit to upstream's, told in a line.
+    """
     by_patch_id = {_patch_id(space.repository, commit): commit for commit in space.commits}
     touched = sorted(
         {

@@ -59,7 +59,8 @@ def read(folder: Path) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
             continue
         if "/" in name or "\\" in name or not name.endswith(".patch"):
             raise SeriesError(
-                f"{path}:{number}: {name!r} is no patch's file name; write one NAME.patch of {folder.name}/ a line, comments after '#'."
+                f"{path}:{number}: {name!r} is no patch's file name; write one NAME.patch of {folder.name}/ "
+                "a line, comments after '#'."
             )
         earlier = next((e for e in entries if e.name == name), None)
         if earlier:
@@ -75,7 +76,7 @@ def read(folder: Path) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
 
 
 def render(names: list[str], old: tuple[Entry, ...], footer: tuple[str, ...]) -> str:
-    """``series`` for these names, with the comments of those that were there before, whatever their number was."""
+    """``series`` for these names, with the comments of those that were there, whatever their number was."""
     comments = {_slug(e.name): e for e in old}
     lines: list[str] = []
     for name in names:

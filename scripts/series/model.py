@@ -1,4 +1,6 @@
-"""The patch series as a model: its files, read and checked. Git is asked one thing: why a diff cannot be read.
+"""The patch series as a model: its files, read and checked.
+
+Git is asked one thing: why a diff cannot be read.
 
 A patch is a mail file of ``git format-patch``: prose, trailers, diff.
 """
@@ -71,7 +73,10 @@ class Series:
     patches: tuple[Patch, ...]
 
     def digest(self, base: str) -> str:
-        """SHA-256 over the commit id of the base, which stands for upstream's files, the order and the bytes of every patch."""
+        """SHA-256 over the base's commit id, and the order and the bytes of every patch.
+
+        The commit id stands for upstream's files.
+        """
         sha = hashlib.sha256()
         for part in (base.encode(), *(x for p in self.patches for x in (p.name.encode(), p.content))):
             sha.update(len(part).to_bytes(8, "big") + part)
@@ -99,7 +104,8 @@ class Series:
                 "    " + p.name for i, p in enumerate(self.patches) if i in places or not places
             )
             raise SeriesError(
-                f"{text!r} names {'no patch of the series, which has' if not places else 'several patches'}:\n{names}"
+                f"{text!r} names "
+                f"{'no patch of the series, which has' if not places else 'several patches'}:\n{names}"
             )
         return places[0]
 
@@ -112,7 +118,8 @@ def damaged(path: Path, flaw: str) -> str:
     """What to say of a patch whose diff cannot be read, and where."""
     at = re.search(r"line (\d+)", flaw)
     place = f"{path}:{at[1]}" if at else path
-    return f"{place}: the diff is damaged: {flaw}. Take the file back (git checkout -- {path}), or, if no commit has it, write it again with nox -s export."
+    remedy = "or, if no commit has it, write it again with nox -s export"
+    return f"{place}: the diff is damaged: {flaw}. Take the file back (git checkout -- {path}), {remedy}."
 
 
 def _files(path: Path, text: str, start: int) -> tuple[FileChange, ...]:
@@ -144,14 +151,16 @@ def parse_patch(path: Path) -> Patch:
     subject = re.sub(r"^\[PATCH[^\]]*\] *", "", str(message["Subject"] or "").replace("\n", ""))
     if not subject:
         raise SeriesError(
-            f"{path}:1: no Subject; patches are mail files written by git format-patch (nox -s export writes them)."
+            f"{path}:1: no Subject; patches are mail files written by git format-patch (nox -s export writes "
+            "them)."
         )
     head, _, payload = text.partition("\n\n")
     body, separator, diff = f"\n{payload}".partition("\n---\n")
     body = body.removeprefix("\n")
     if not separator or "\ndiff --git " not in "\n" + diff:
         raise SeriesError(
-            f"{path}:{text.count(chr(10)) + 1}: no diff after the message, or a line '---' within the message."
+            f"{path}:{text.count(chr(10)) + 1}: no diff after the message, or a line '---' within the "
+            "message."
         )
     first = head.count("\n") + 3  # the line that the message's body starts in
     prose, trailers = _prose_and_trailers(path, body, first)
@@ -169,7 +178,10 @@ def parse_patch(path: Path) -> Patch:
 
 
 def _prose_and_trailers(path: Path, body: str, first: int) -> tuple[str, dict[str, list[tuple[int, str]]]]:
-    """A message's text, and the lines and values of its trailers by name; ``first`` is the line it starts in."""
+    """A message's text, and the lines and values of its trailers by name.
+
+    ``first`` is the line that it starts in.
+    """
     trailers: dict[str, list[tuple[int, str]]] = {"Upstream-Status": [], "Feature": [], "Guard": []}
     prose = []
     for number, line in enumerate(body.split("\n"), first):
@@ -218,7 +230,9 @@ def read(folder: Path) -> Series:
     named = {entry.name for entry in entries}
     if stray := sorted(p.name for p in folder.glob("*.patch") if p.name not in named):
         raise SeriesError(
-            f"{folder / listing.LISTING}: does not name {', '.join(stray)}; add a line, or delete the file (git clean -f {folder.name}, after a git checkout of other patches)."
+            f"{folder / listing.LISTING}: does not name {', '.join(stray)}; "
+            f"add a line, or delete the file (git clean -f {folder.name}, after a git checkout of other "
+            "patches)."
         )
     if not entries:
         raise SeriesError(f"{folder / listing.LISTING}: names no patch.")

@@ -72,7 +72,10 @@ class Reach:
 
 
 def _places(repository: Repository, base: str, commit: str) -> Iterator[str]:
-    """Upstream's lines that a commit replaces or adds lines between; blame knows where they were before other patches moved them."""
+    """Upstream's lines that a commit replaces or adds lines between.
+
+    Blame knows where they were before other patches moved them.
+    """
     diff = repository.run(
         "show", "--format=", "--no-renames", "--no-ext-diff", "--unified=1", commit, writes=False
     )

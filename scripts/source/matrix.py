@@ -127,7 +127,8 @@ def too_early(cuda: str, architectures: Iterable[str]) -> str | None:
     """
     for architecture in architectures:
         if Version(cuda) < Version(FIRST_CUDA[architecture]):
-            return f"nvcc {cuda} knows no compute capability {architecture} (CUDA {FIRST_CUDA[architecture]} and later)"
+            since = f"CUDA {FIRST_CUDA[architecture]} and later"
+            return f"nvcc {cuda} knows no compute capability {architecture} ({since})"
     return None
 
 
@@ -139,8 +140,8 @@ def _toolkit_mistake(table: TargetTable, toolkits: Iterable[str]) -> str | None:
         return f"{table.toolkit} is no full release of CUDA {table.cuda}, such as {table.cuda}.2"
     if Version(table.cuda) < Version(WHOLE_TOOLKIT_FROM) and table.toolkit not in toolkits:
         return (
-            f"the package index has no compiler of CUDA {table.cuda}; describe {table.toolkit} in [toolkits], "
-            "or leave this key out where the machine or a container must bring it"
+            f"the package index has no compiler of CUDA {table.cuda}; describe {table.toolkit} in "
+            "[toolkits], or leave this key out where the machine or a container must bring it"
         )
     return None
 

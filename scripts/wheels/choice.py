@@ -23,7 +23,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which wheels to build. Nothing said: the default target, for the running Python, with what the target lists."""
+    """Which wheels to build.
+
+    Nothing said: the default target, for the running Python, with what the target lists.
+    """
 
     target: str | None = None  # its name, or a glob
     every_target: bool = False

@@ -44,7 +44,8 @@ def audit(path: Path) -> tuple[str, ...]:
     """The shared libraries that a wheel's extensions need beside torch's and the system's.
 
     Raises:
-        WheelError: one that its users may not have, or that was packed into the wheel and would be there twice.
+        WheelError: one that its users may not have, or that was packed into the wheel and would be there
+            twice.
     """
     libraries: set[str] = set()
     try:
@@ -63,13 +64,18 @@ def audit(path: Path) -> tuple[str, ...]:
             *([] if names else ["has no extension"]),
         ]
         raise WheelError(
-            f"{path.name} {', '.join(problems)}; a wheel may need torch, its CUDA runtime and the system's C and C++ libraries alone."
+            f"{path.name} {', '.join(problems)}; a wheel may need torch, its CUDA runtime and the system's C "
+            "and C++ libraries alone."
         )
     return tuple(sorted(libraries))
 
 
 def link_options(toolchain: Toolchain) -> list[str]:
-    """What the linker is told beside objects and folders: stripped, and the CUDA runtime by the name that torch loads, so that a process has one."""
+    """What the linker is told beside objects and folders.
+
+    The extension is stripped. It needs the CUDA runtime by the name that torch loads, so that a process has
+    one.
+    """
     major = toolchain.toolkit.release.partition(".")[0]
     return ["-shared", "-s", *(f"-l{name}" for name in _TORCH_LIBRARIES), f"-l:libcudart.so.{major}"]
 
@@ -109,7 +115,8 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path
     if not any(name.startswith("libstdc++.so") for name in needed(part)):
         part.unlink()
         raise WheelError(
-            f"{toolchain.cxx} linked libstdc++ into the extension; torch brings another, and the first C++ error that crosses between the two crashes "
-            "the process. Install the compiler's shared library (Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
+            f"{toolchain.cxx} linked libstdc++ into the extension; torch brings another, and the first C++ "
+            "error that crosses between the two crashes the process. Install the compiler's shared library "
+            "(Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
         )
     part.replace(target)

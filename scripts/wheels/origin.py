@@ -28,7 +28,9 @@ class Origin:
 
 
 def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
-    """Whether this repository, as it is or at one of its commits, gives the series that a wheel says it was built from.
+    """Which state of this repository gives the series that a wheel says it was built from.
+
+    States are the work tree and each of the commits.
 
     Args:
         facts: the wheel's.
@@ -55,8 +57,9 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
             if (made, model.Series(folder, patches).digest(made)) == (told.base, told.digest):
                 return Origin(where, checkout)
     raise VerifyError(
-        f"{facts.path.name}: no state of this repository gives its series (digest {told.digest[:16]}…): built from patches that were never "
-        "committed here, or from another fork. Build it again from this repository."
+        f"{facts.path.name}: no state of this repository gives its series (digest {told.digest[:16]}…): "
+        "built from patches that were never committed here, or from another fork. Build it again from this "
+        "repository."
     )
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from scripts.source.matrix import Target
 
-# What kernels need of the package index's toolkit: the compiler, its device code optimiser, cuda_runtime.h and its
-# parts, and libcu++. Headers of cuBLAS and the like, which torch's own include, come with torch.
+# What kernels need of the package index's toolkit: the compiler, its device code optimiser, cuda_runtime.h
+# and its parts, and libcu++. Headers of cuBLAS and the like, which torch's own include, come with torch.
 TOOLKIT_PARTS = ("nvcc", "nvvm", "crt", "cccl", "cudart")
 
 
@@ -56,7 +56,8 @@ class Toolchain:
         """Torch and Python, for what includes their headers."""
         if self.for_python is None:
             raise ToolchainError(
-                "this needs torch and Python, and the toolchain was assembled for kernels alone; this is a fault of the build system."
+                "this needs torch and Python, and the toolchain was assembled for kernels alone; "
+                "this is a fault of the build system."
             )
         return self.for_python
 
@@ -85,7 +86,8 @@ def check_python(target: Target, version: str | None) -> str:
     python = version or f"{sys.version_info.major}.{sys.version_info.minor}"
     if python not in target.pythons:
         raise UsageError(
-            f"target {target.name} has no Python {python}; it has {', '.join(target.pythons)} (choose with --python)."
+            f"target {target.name} has no Python {python}; it has {', '.join(target.pythons)} (choose with "
+            "--python)."
         )
     return python
 
@@ -146,10 +148,8 @@ def installed_toolkit(release: str) -> tuple[Toolkit | None, list[str]]:
 def _shared_folder(target: Target, shared: Path) -> Path:
     """Where the toolkit of an index lies, or would; named by what it is made of."""
     if target.assembled:
-        return (
-            shared
-            / f"{target.toolkit}-{hashlib.sha256(target.assembled.model_dump_json().encode()).hexdigest()[:16]}"
-        )
+        digest = hashlib.sha256(target.assembled.model_dump_json().encode()).hexdigest()
+        return shared / f"{target.toolkit}-{digest[:16]}"
     return shared / "-".join((str(target.toolkit), *TOOLKIT_PARTS))
 
 
@@ -169,9 +169,12 @@ def _install_from_index(target: Target, folder: Path, log: Path) -> None:
 
 
 def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
-    """The machine's toolkit when it fits the target, else one from the package index or Debian, in a folder that every clone shares.
+    """The machine's toolkit when it fits the target, else one from the package index or Debian.
 
-    Its path goes into the compile cache's keys, so a clone with a toolkit of its own would find nothing that another compiled.
+    That one lies in a folder that every clone shares.
+
+    Its path goes into the compile cache's keys, so a clone with a toolkit of its own would find nothing that
+    another compiled.
     """
     installed, passed = installed_toolkit(target.cuda)
     if installed:
@@ -179,8 +182,8 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
     reason = "; ".join(passed) or "the machine has none"
     if target.toolkit is None:
         raise ToolchainError(
-            f"target {target.name} needs CUDA {target.cuda}, whose compiler no index has ({reason}). Install it and set CUDA_HOME, or build in "
-            "a container (--containers)."
+            f"target {target.name} needs CUDA {target.cuda}, whose compiler no index has ({reason}). "
+            "Install it and set CUDA_HOME, or build in a container (--containers)."
         )
     folder = _shared_folder(target, shared)
     root = folder if target.assembled else folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
@@ -213,7 +216,8 @@ def host_compiler() -> Path:
     compiler = shutil.which(name)
     if compiler is None:
         raise ToolchainError(
-            f"no C++ compiler: {name} is not on PATH. Install g++ (Debian, Ubuntu: apt install g++), or set CXX."
+            f"no C++ compiler: {name} is not on PATH. Install g++ (Debian, Ubuntu: "
+            "apt install g++), or set CXX."
         )
     return Path(compiler)
 

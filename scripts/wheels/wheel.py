@@ -46,9 +46,13 @@ def _source_date() -> Iterator[None]:
 
 
 def _build_tag(plan: Plan) -> str:
-    """What tells wheels of one version apart: kernels and architectures. It starts with a number, and installers prefer the larger."""
+    """What tells wheels of one version apart: kernels and architectures.
+
+    It starts with a number, and installers prefer the larger.
+    """
     words = [*spell_kernels(plan.kernels), *(f"sm{a}" for a in plan.architectures)]
-    return f"{len(plan.kernels) * len(plan.architectures)}_{'_'.join(words).replace('-', '')}"  # a dash ends a tag
+    count = len(plan.kernels) * len(plan.architectures)
+    return f"{count}_{'_'.join(words).replace('-', '')}"  # a dash ends a tag
 
 
 def pack(
@@ -68,7 +72,8 @@ def pack(
     metadata = fork_metadata(
         upstream_metadata(tree, plan.toolchain, plan.build), matrix, target, f"{tag[2]}.{tag[3:]}"
     )
-    wheel = f"Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\nBuild: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
+    wheel = "Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\n"
+    wheel += f"Build: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
     entries: dict[str, bytes] = {
         p.relative_to(tree.root).as_posix(): p.read_bytes() for p in (tree.root / "flash_attn").rglob("*.py")
     }
