@@ -24,6 +24,7 @@ from scripts.source.matrix_tables import (
 )
 from scripts.source.mistakes import explain, mistake_at
 
+# Not tomlkit, which pin.py edits with: of a key that is there twice it names no line.
 if sys.version_info >= (3, 11):
     import tomllib
 else:
