@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import ssl
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from unearth import PackageFinder
 from unearth.fetchers import PyPIClient
 
 from scripts.base.errors import UpstreamError
-from scripts.base.process import last_lines, quoted
+from scripts.base.process import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,13 +45,7 @@ class PipConfig:
         """Parse ``pip config list``: files, then environment, the later over the earlier."""
         if listing is None:
             command = [sys.executable, "-m", "pip", "config", "list"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise UpstreamError(
-                    f"{quoted(command)} exited with {done.returncode}, so where to look for packages is "
-                    f"unknown.\n{last_lines(done.stderr)}"
-                )
-            listing = done.stdout
+            listing = run(command, error=UpstreamError, what="where to look for packages is unknown")
         values: dict[str, str] = {}
         lines = [
             re.fullmatch(r"(?P<section>[^.=]+)\.(?P<key>[^=]+)=(?P<value>.*)", line)
