@@ -179,7 +179,11 @@ class _SideCompiles:
 def _without_bias(plan: kernels.Plan) -> list[metering.Compile]:
     """Our compiles of the same files without masks and biases; none where the plan's are without them."""
     without = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
-    return metering.compiles_of(without, "bare", kernels.kernel_units(without)) if without != plan else []
+    return (
+        metering.compiles_of(without, "without-bias", kernels.kernel_units(without))
+        if without != plan
+        else []
+    )
 
 
 def _side(compiled: _SideCompiles, tools: toolchain.Toolchain, folder: Path) -> Side:

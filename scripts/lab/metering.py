@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Compile:
     """One file to compile on one side."""
 
-    side: str  # ours, bare (ours without masks and biases) or upstream
+    side: str  # ours, without-bias (ours too) or upstream
     file: str  # its name, without the suffix
     command: str  # for sh
     target: Path
