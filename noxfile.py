@@ -26,8 +26,13 @@ COMMAND_ENVIRONMENT, DEVELOPER_ENVIRONMENT = "commands", "developers"  # session
 _PROGRAMS: dict[str, Path | None] = {}  # the bin/ of each environment; None: --force-venv-backend none
 
 
-def _install(session: nox.Session, *requirements: str) -> None:
-    session.install("--quiet", "--editable", *requirements)
+def _requirements(*groups: str) -> list[str]:
+    """What dependency groups of pyproject.toml ask for."""
+    return list(nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), *groups))
+
+
+def _install(session: nox.Session, *groups: str) -> None:
+    session.install("--quiet", "--editable", ".", *_requirements(*groups))
     _PROGRAMS[session.name] = Path(session.bin) if session.bin_paths else None
 
 
@@ -44,10 +49,9 @@ def _add_session(command: Command) -> None:
     """Make the session of a command: add what its options need, and run the command."""
 
     def run(session: nox.Session) -> None:
-        extra = command.extra_for(session.posargs)
-        more = [*(["--editable", f".[{extra}]"] if extra else []), *command.requirements]
-        if more:
-            _run(session, COMMAND_ENVIRONMENT, "python", "-m", "pip", "install", "--quiet", *more)
+        if groups := command.dependency_groups(session.posargs):
+            install = ("-m", "pip", "install", "--quiet")
+            _run(session, COMMAND_ENVIRONMENT, "python", *install, *_requirements(*groups))
         # Ctrl-C: give the compilers time to stop, and their half-written files time to go.
         # stderr: nox would put it among --json's answer.
         _run(
@@ -113,10 +117,10 @@ def _lint(session: nox.Session, *arguments: str) -> None:
 @nox.session
 def commands(session: nox.Session) -> None:
     """Make the environment that all commands share. They do so themselves."""
-    _install(session, ".")
+    _install(session)
 
 
 @nox.session
 def developers(session: nox.Session) -> None:
     """Make the environment that check, lint and tests share. They do so themselves."""
-    _install(session, ".[test,lint]")
+    _install(session, "test", "lint")

@@ -1,1 +1,4 @@
-"""The build system: a package for each part of the way from the pinned source to a proved wheel (docs/architecture.md)."""
+"""The build system: a package for each part of the way from the pinned source to a proved wheel.
+
+docs/architecture.md shows the way.
+"""

@@ -1,4 +1,7 @@
-"""The command line: ``python -m scripts COMMAND``, its errors as text, its exit status. The sessions of noxfile.py call it."""
+"""The command line: ``python -m scripts COMMAND``, its errors as text, its exit status.
+
+The sessions of noxfile.py call it.
+"""
 
 from __future__ import annotations
 

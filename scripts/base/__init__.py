@@ -1,1 +1,1 @@
-"""What every room stands on: errors, the console, processes, git, files, downloads, pip, and where things lie."""
+"""What every room stands on: errors, console, processes, git, files, downloads, pip, and places."""

@@ -1,4 +1,7 @@
-"""What the user sees: progress, results and answers in JSON. Tables of the commands go to ``out``; nothing else prints."""
+"""What the user sees: progress, results and answers in JSON.
+
+Tables of the commands go to ``out``; nothing else prints.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,9 @@ class _TimeLeft(ProgressColumn):
 
 @contextmanager
 def progress(what: str, total: int, completed: int) -> Iterator[Callable[[str, float], None]]:
-    """A bar with files done and total, time elapsed and time left; in a log, where bars do not show, a line a file.
+    """A bar with files done and total, time elapsed and time left.
+
+    In a log, where bars do not show, it is a line a file.
 
     Yields:
         A function that counts one more file as done: its name, and the seconds left.

@@ -31,29 +31,29 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def fetch(client: PyPIClient, url: str, destination: Path, wanted: str) -> None:
+def fetch(client: PyPIClient, url: str, destination: Path, expected: str) -> None:
     """Download ``url`` to ``destination``.
 
     Args:
         client: of pip's settings (:meth:`scripts.base.pip.PipConfig.client`).
         url: where it is.
         destination: the file, whose folder exists.
-        wanted: the sha256 of its content.
+        expected: the sha256 of its content.
 
     Raises:
         OtherContentError: the content is another; its ``digest`` says which.
         httpx2.HTTPError, OSError: it did not come, or could not be written.
     """
     descriptor, name = tempfile.mkstemp(dir=destination.parent, prefix=destination.name, suffix=".part")
-    aside = Path(name)
+    part = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file, client.get_stream(url) as response:
             response.raise_for_status()
             for block in response.iter_bytes():
                 with files.writing(destination):
                     file.write(block)
-        if (digest := sha256(aside)) != wanted:
+        if (digest := sha256(part)) != expected:
             raise OtherContentError(digest)
-        aside.replace(destination)
+        part.replace(destination)
     finally:
-        aside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)

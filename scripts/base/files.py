@@ -43,14 +43,14 @@ def write(path: Path, text: str) -> None:
     Raises:
         OSError: it names ``path``, not the file beside it.
     """
-    aside = path.with_name(path.name + ".part")
+    part = path.with_name(path.name + ".part")
     try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        aside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def exchange(new: Path, old: Path) -> None:
@@ -69,7 +69,10 @@ def _refusal(code: int, folder: Path) -> str:
     """Why a folder could not be swapped, by the system's error number, and what to do."""
     failed = f"{folder} could not be replaced: {os.strerror(code)}. Nothing was changed."
     if code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY):
-        return f"{failed} Make it and {folder.parent} writable (a read-only mount, permissions?), and run this again."
+        remedy = (
+            f"Make it and {folder.parent} writable (a read-only mount, permissions?), and run this again."
+        )
+        return f"{failed} {remedy}"
     place, copy = shlex.quote(str(folder)), shlex.quote(f"{folder}.copy")
     return (
         f"{failed} A file system without exchange, or the lower layer of an overlay? "

@@ -126,13 +126,15 @@ class Repository:
         """Run git and return its standard output; raise the repository's error with both streams."""
         if writes and not self.is_top_level():
             raise self._error(
-                f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one."
+                f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on "
+                "another one."
             )
         with stdin.open("rb") if stdin else nullcontext() as stream:
             status, out, err = self._execute(*arguments, stdin=stream)
         if status != 0:
             raise self._error(
-                f"{quoted(['git', '-C', str(self.root), *arguments])} exited with {status}.\n{last_lines(err or out)}"
+                f"{quoted(['git', '-C', str(self.root), *arguments])} exited with "
+                f"{status}.\n{last_lines(err or out)}"
             )
         return str(out)
 
@@ -141,7 +143,8 @@ class Repository:
         status, out, err = self._execute(*arguments, raw=True)
         if status != 0:
             raise self._error(
-                f"{quoted(['git', '-C', str(self.root), *arguments])} exited with {status}.\n{last_lines(err)}"
+                f"{quoted(['git', '-C', str(self.root), *arguments])} exited with "
+                f"{status}.\n{last_lines(err)}"
             )
         return bytes(out)
 
@@ -178,7 +181,8 @@ class Repository:
         """Run git and return status, standard output and standard error, whatever they are."""
         if not self.is_top_level():
             raise self._error(
-                f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on another one."
+                f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on "
+                "another one."
             )
         return self._execute(*arguments)
 

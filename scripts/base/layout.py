@@ -1,4 +1,4 @@
-"""Where things lie: the parts of this repository, what it builds, and the user's cache, which every clone shares."""
+"""Where things lie: this repository's parts, what it builds, and the user's cache, which all clones share."""
 
 from __future__ import annotations
 

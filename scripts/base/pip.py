@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import ssl
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from unearth import PackageFinder
 from unearth.fetchers import PyPIClient
 
 from scripts.base.errors import UpstreamError
-from scripts.base.process import last_lines, quoted
+from scripts.base.process import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,20 +45,15 @@ class PipConfig:
         """Parse ``pip config list``: files, then environment, the later over the earlier."""
         if listing is None:
             command = [sys.executable, "-m", "pip", "config", "list"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise UpstreamError(
-                    f"{quoted(command)} exited with {done.returncode}, so where to look for packages is unknown.\n{last_lines(done.stderr)}"
-                )
-            listing = done.stdout
+            listing = run(command, error=UpstreamError, what="where to look for packages is unknown")
         values: dict[str, str] = {}
         lines = [
             re.fullmatch(r"(?P<section>[^.=]+)\.(?P<key>[^=]+)=(?P<value>.*)", line)
             for line in listing.splitlines()
         ]
-        for wanted in ("global", "download", ":env:"):
+        for section in ("global", "download", ":env:"):
             for match in lines:
-                if match and match["section"] == wanted:
+                if match and match["section"] == section:
                     values[match["key"].removeprefix("default-")] = str(ast.literal_eval(match["value"]))
         return cls(
             values.get("no-index", "").lower() in ("1", "true", "yes", "on"),
@@ -77,7 +71,8 @@ class PipConfig:
             verify = ssl.create_default_context(cafile=self.cert) if self.cert else True
         except OSError as e:
             raise UpstreamError(
-                f"pip is configured with the certificates {self.cert}, which cannot be read: {e.strerror or e}."
+                f"pip is configured with the certificates {self.cert}, which cannot be read: "
+                f"{e.strerror or e}."
             ) from e
         return PyPIClient(trusted_hosts=self.trusted_hosts, timeout=self.timeout, verify=verify)
 
@@ -86,7 +81,8 @@ class PipConfig:
         if self.no_index:
             if not self.find_links:
                 raise UpstreamError(
-                    "pip is configured with no-index and without find-links: there is nowhere to look for an sdist."
+                    "pip is configured with no-index and without find-links: "
+                    "there is nowhere to look for an sdist."
                 )
             return PackageFinder(session, find_links=self.find_links, no_binary=[distribution])
         # Without a source of its own the finder takes the public index; the others are added after that.

@@ -1,1 +1,1 @@
-"""The command line: for each command its arguments, what it calls, and the tables and answers that people and programs read."""
+"""The command line: each command's arguments, what it calls, and its tables and answers."""

@@ -22,7 +22,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--reset",
         action="store_true",
-        help="replace whatever build/source holds (what a tree that apply made had besides stays under refs/replaced)",
+        help="replace whatever build/source holds (what a tree that apply made had besides stays under "
+        "refs/replaced)",
     )
     parser.set_defaults(run=_run)
 

@@ -23,8 +23,8 @@ def add(commands: Any) -> None:
     parser = arguments.sub_parser(
         commands,
         "archs",
-        "Compiles kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compares the "
-        "machine code.",
+        "Compiles kernel files with PTX of their own and with the PTX that [shared-ptx] says, and compares "
+        "the machine code.",
     )
     parser.add_argument(
         "--kernels",
@@ -61,19 +61,22 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"{', '.join(wrong)}: no later than the PTX that they would be made from (--ptx).")
     _, applied = clone.apply(loaded, options.source)
     tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
-    found = shared_ptx.check(applied, tools, options.kernels or target.kernels, asked)
+    comparisons = shared_ptx.check(applied, tools, options.kernels or target.kernels, asked)
     table = Table("kernel file", "machine code", "from the PTX of", "kernels", "differ")
-    for c in found:
+    for c in comparisons:
         table.add_row(
             c.file, f"sm_{c.architecture}", f"compute_{c.base}", str(c.kernels), str(len(c.differing))
         )
     console.out.print(table)
-    if differing := [c for c in found if c.differing]:
+    if differing := [c for c in comparisons if c.differing]:
         first = differing[0]
         raise CompileError(
-            f"{len(differing)} of {len(found)} differ, first {first.file} for sm_{first.architecture}: {first.differing[0]}. "
-            f"Take {', '.join(sorted({c.architecture for c in differing}))} out of [shared-ptx] in {loaded.path.name}."
+            f"{len(differing)} of {len(comparisons)} differ, first {first.file} for "
+            f"sm_{first.architecture}: {first.differing[0]}. Take "
+            f"{', '.join(sorted({c.architecture for c in differing}))} out of [shared-ptx] in "
+            f"{loaded.path.name}."
         )
     console.done(
-        f"{sum(c.kernels for c in found)} kernels: the same machine code from shared PTX as from their own."
+        f"{sum(c.kernels for c in comparisons)} kernels: the same machine code from shared PTX as from their "
+        "own."
     )

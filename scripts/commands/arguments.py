@@ -62,7 +62,8 @@ def architectures(text: str) -> tuple[str, ...]:
     words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in matrix_tables.ARCHITECTURES]:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix_tables.ARCHITECTURES)} (90 is an H100 or H200)"
+            f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix_tables.ARCHITECTURES)} (90 is "
+            "an H100 or H200)"
         )
     return tuple(sorted(set(words), key=lambda a: (len(a), a)))
 
@@ -92,7 +93,8 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         type=source,
         default=upstream.Source.AUTO,
         metavar="git|sdist|auto",
-        help="where upstream comes from: the submodule, the package index, or (auto, the default) the submodule where it is initialised",
+        help="where upstream comes from: the submodule, the package index, or (auto, the default) the "
+        "submodule where it is initialised",
     )
 
 
@@ -108,7 +110,10 @@ def sub_parser(commands: Any, name: str, more: str = "") -> argparse.ArgumentPar
 def series_parser(
     commands: Any, name: str, more: str = "", *, needs_source: bool = True
 ) -> argparse.ArgumentParser:
-    """The parser of a command that keeps the series: with ``--json``, and with ``--source`` if it needs upstream."""
+    """The parser of a command that keeps the series.
+
+    It has ``--json``, and ``--source`` if the command needs upstream.
+    """
     parser = sub_parser(commands, name, more)
     parser.set_defaults(interrupted="interrupted; nothing was changed.")
     parser.add_argument(

@@ -27,8 +27,8 @@ def add(commands: Any) -> None:
         commands,
         "bench",
         "kernels: build the wheel and upstream's kernels of the same pin, time both in one process on this "
-        "machine's GPU, and hold the figures against the goals. build: compile the same kernel files as this build "
-        "system does and as upstream's setup.py does, without a compile cache, and compare.",
+        "machine's GPU, and hold the figures against the goals. build: compile the same kernel files as "
+        "this build system does and as upstream's setup.py does, without a compile cache, and compare.",
     )
     parser.add_argument(
         "what",
@@ -41,21 +41,10 @@ def add(commands: Any) -> None:
         "--kernels",
         metavar="SET",
         type=arguments.kernel_choice,
-        help=f"which kernel files (default: {kernel_speed.KERNELS}, or {build_cost.KERNELS} for build; see nox -s build -- --help)",
+        help=f"which kernel files (default: {kernel_speed.KERNELS}, or {build_cost.KERNELS} for build; "
+        "see nox -s build -- --help)",
     )
-    parser.add_argument(
-        "--from",
-        dest="figures",
-        metavar="FILE",
-        type=Path,
-        help="kernels: measure nothing; take what tests/wheel/bench.py wrote",
-    )
-    parser.add_argument(
-        "--picture",
-        metavar="FILE.svg",
-        type=_picture,
-        help="kernels: draw time and memory over the length of sequences",
-    )
+    _add_kernels(parser)
     parser.add_argument(
         "--target", metavar="NAME", help="the target (default: the one marked in wheel_matrix.toml)"
     )
@@ -70,6 +59,23 @@ def add(commands: Any) -> None:
     arguments.add_source(parser)
     parser.set_defaults(
         run=_run, interrupted="interrupted. What was compiled is kept: the same command goes on from there."
+    )
+
+
+def _add_kernels(parser: argparse.ArgumentParser) -> None:
+    """Options of bench -- kernels alone."""
+    parser.add_argument(
+        "--from",
+        dest="figures",
+        metavar="FILE",
+        type=Path,
+        help="kernels: measure nothing; take what tests/wheel/bench.py wrote",
+    )
+    parser.add_argument(
+        "--picture",
+        metavar="FILE.svg",
+        type=_picture,
+        help="kernels: draw time and memory over the length of sequences",
     )
 
 
@@ -146,7 +152,8 @@ def _build(options: argparse.Namespace) -> None:
     target = _target(loaded, options)
     if unknown := [a for a in target.architectures if a not in build_cost.ARCHITECTURES]:
         raise UsageError(
-            f"upstream's setup.py knows no compute capability {', '.join(unknown)}; it has {', '.join(build_cost.ARCHITECTURES)}."
+            f"upstream's setup.py knows no compute capability {', '.join(unknown)}; "
+            f"it has {', '.join(build_cost.ARCHITECTURES)}."
         )
     job = _job(target, options, build_cost.KERNELS)
     tools = toolchain.assemble(target, job.python, layout.BUILD, cache=False)

@@ -55,7 +55,8 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--target",
         action=arguments.Once,
         metavar="NAME",
-        help="the target to build, or a glob such as 'cu130-*' (default: the one marked in wheel_matrix.toml)",
+        help="the target to build, or a glob such as 'cu130-*' (default: "
+        "the one marked in wheel_matrix.toml)",
     )
     which.add_argument("--all", action="store_true", help="build every target")
     which.add_argument("--list", action="store_true", help="list the targets and stop")
@@ -71,7 +72,8 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         action=arguments.Once,
         metavar="SET",
         type=arguments.kernel_choice,
-        help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full; 'no-bias' leaves attn_mask and attn_bias out (default: the target's)",
+        help="'all', or some of hdim64,…,fp16,bf16,fwd,split,bwd,causal,full; "
+        "'no-bias' leaves attn_mask and attn_bias out (default: the target's)",
     )
     parser.add_argument(
         "--arch",
@@ -179,7 +181,8 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
         or options.source is upstream.Source.GIT
     ):
         raise UsageError(
-            "--containers makes wheels from the sdist; leave out --stock, --check-reproducible, --kernels-only and --source git."
+            "--containers makes wheels from the sdist; leave out --stock, --check-reproducible, "
+            "--kernels-only and --source git."
         )
     if options.image and not options.containers:
         raise UsageError("--image is for --containers.")
@@ -188,7 +191,10 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
 
 
 def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
-    """Say what builds will take, before the first, in containers (``inside``) or here. Kernels serve every Python and torch of one toolkit."""
+    """Say what builds will take, before the first, in containers (``inside``) or here.
+
+    Kernels serve every Python and torch of one toolkit.
+    """
     table = Table(
         "target",
         "Python",

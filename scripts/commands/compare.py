@@ -64,13 +64,13 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"--through {options.through}: that patch comes before {whole.patches[first].name}.")
     if fault := matrix.too_early(loaded.default().cuda, (options.arch,)):
         raise UsageError(f"--arch: {fault}.")
-    found = compare.differences(
+    differences = compare.differences(
         loaded, first, last, compare.Request(options.kernels, options.arch, options.source, options.jobs)
     )
     if options.json:
         facts = [
             {"file": d.file} | {kind: [_json(d, name) for name in d.names(kind)] for kind in KINDS}
-            for d in found
+            for d in differences
         ]
         console.result(
             {
@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> None:
                 "files": facts,
             }
         )
-    _show(found)
+    _show(differences)
 
 
 def _json(difference: Difference, name: str) -> dict[str, Any]:
@@ -89,12 +89,12 @@ def _json(difference: Difference, name: str) -> dict[str, Any]:
     }
 
 
-def _show(found: list[Difference]) -> None:
+def _show(differences: list[Difference]) -> None:
     table = Table("kernel file", *KINDS, "instructions before", "after")
-    for d in found:
+    for d in differences:
         totals = [sum(code.instructions for code in half.values()) for half in (d.before, d.after)]
         table.add_row(d.file, *(str(len(d.names(kind))) for kind in KINDS), *(str(total) for total in totals))
-    for d in found:
+    for d in differences:
         for kind in KINDS[1:]:
             for name in d.names(kind):
                 told = " → ".join(str(half[name]) for half in (d.before, d.after) if name in half)

@@ -31,7 +31,8 @@ def _run(options: argparse.Namespace) -> None:
         clone.apply(matrix.load(layout.MATRIX), upstream.Source.AUTO)
     if not options.check and rebase_state.under_way(layout.BUILD / "rebase"):
         raise UsageError(
-            "a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) or drop it (--abort) first."
+            "a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) "
+            "or drop it (--abort) first."
         )
     with files.alone(layout.BUILD):
         done = export.export(layout.SOURCE, layout.PATCHES, check=options.check)

@@ -42,40 +42,42 @@ def _run(options: argparse.Namespace) -> None:
     asked = options.versions or list(loaded.releases)
     git = Repository(layout.UPSTREAM, UpstreamError)
     has_git = git.is_top_level()
-    found: dict[str, list[Move]] = {}
+    moves_by_release: dict[str, list[Move]] = {}
     to_try = [
         releases.find(loaded, name, layout.UPSTREAM, layout.cache("sdist"), options.source) for name in asked
     ]
     for release in {r.name: r for r in to_try}.values():  # 'latest' may be one that was named
         console.step(f"Forecast for {release.name} ({release.how})")
-        found[release.name] = forecast.run_forecast(
+        moves_by_release[release.name] = forecast.run_forecast(
             layout.BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None
         )
     if options.json:
         as_data = {
             n: [{"patch": m.patch, "outcome": m.outcome.value, "evidence": m.evidence} for m in moves]
-            for n, moves in found.items()
+            for n, moves in moves_by_release.items()
         }
         console.result({"from": loaded.upstream.version, "releases": as_data})
     elif options.markdown:
-        console.out.print(_markdown(patches, found), markup=False)
+        console.out.print(_markdown(patches, moves_by_release), markup=False)
     else:
-        table = Table("patch", *found)
+        table = Table("patch", *moves_by_release)
         for i, p in enumerate(patches.patches):
-            table.add_row(f"{p.number} {p.subject}", *(moves[i].outcome.value for moves in found.values()))
+            table.add_row(
+                f"{p.number} {p.subject}", *(moves[i].outcome.value for moves in moves_by_release.values())
+            )
         console.out.print(table)
-        for name, moves in found.items():
+        for name, moves in moves_by_release.items():
             for m in moves:
                 for line in move.summary(m.evidence):
                     console.note(f"{name}, {m.patch.partition('-')[0]}: {line}")
 
 
-def _markdown(patches: model.Series, found: dict[str, list[Move]]) -> str:
-    lines = ["| patch | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
+def _markdown(patches: model.Series, moves_by_release: dict[str, list[Move]]) -> str:
+    lines = ["| patch | " + " | ".join(moves_by_release) + " |", "|---" * (len(moves_by_release) + 1) + "|"]
     for i, p in enumerate(patches.patches):
         cells = [
             moves[i].outcome.value + "".join(f"<br>{line}" for line in moves[i].evidence)
-            for moves in found.values()
+            for moves in moves_by_release.values()
         ]
         lines.append(f"| {p.number} {p.subject} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

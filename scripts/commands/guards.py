@@ -42,7 +42,8 @@ def _run(options: argparse.Namespace) -> None:
         console.out.print(table)
     guards.require(outcomes)
     console.done(
-        f"{len(outcomes)} guards of {len({o.patch for o in outcomes})} patches fail without their patch and pass with it."
+        f"{len(outcomes)} guards of {len({o.patch for o in outcomes})} patches fail without their patch and "
+        "pass with it."
     )
 
 

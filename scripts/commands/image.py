@@ -39,5 +39,6 @@ def _run(options: argparse.Namespace) -> None:
         )
     ]
     console.done(
-        f"{image.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: nox -s build -- --containers --image NAME"
+        f"{image.make_image(interpreters, layout.BUILD / 'containers', options.mirror)}; next: "
+        "nox -s build -- --containers --image NAME"
     )

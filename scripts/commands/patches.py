@@ -31,7 +31,8 @@ def add(commands: Any) -> None:
         "patch",
         metavar="PATCH",
         nargs="?",
-        help="of this one: which lines of upstream's it touches, which kernel files and wheels it reaches, which tests",
+        help="of this one: which lines of upstream's it touches, which kernel files and wheels it reaches, "
+        "which tests",
     )
     parser.set_defaults(run=_run)
 
@@ -100,26 +101,26 @@ def _reach(options: argparse.Namespace) -> None:
         patch = patches.patches[place]
         repository = Repository(applied.root, SeriesError)
         commit = repository.commits(applied.base, applied.commit)[place]
-        found = reach.reach(repository, applied.base, commit, patch, layout.ROOT)
-    words = ",".join(kernel_set.spell_kernels(found.kernels)) if found.kernels else ""
+        reached = reach.reach(repository, applied.base, commit, patch, layout.ROOT)
+    words = ",".join(kernel_set.spell_kernels(reached.kernels)) if reached.kernels else ""
     by_target = {
-        target.name: [k.name for k in target.kernels if k in found.kernels] for target in loaded.targets
+        target.name: [k.name for k in target.kernels if k in reached.kernels] for target in loaded.targets
     }
     if options.json:
         console.result(
             {
                 "patch": patch.name,
-                **asdict(found),
-                "kernels": [k.name for k in found.kernels],
+                **asdict(reached),
+                "kernels": [k.name for k in reached.kernels],
                 "kernel_words": words,
                 "targets": by_target,
             }
         )
         return
     table = Table("what", f"{patch.number} {patch.subject}", show_lines=True)
-    table.add_row(f"upstream {loaded.upstream.version}", "\n".join(found.upstream) or "none of its lines")
-    table.add_row("files of ours", "\n".join(found.own) or "–")
-    count = f"{len(found.kernels)} of {len(kernel_set.ALL_KERNELS)}"
+    table.add_row(f"upstream {loaded.upstream.version}", "\n".join(reached.upstream) or "none of its lines")
+    table.add_row("files of ours", "\n".join(reached.own) or "–")
+    count = f"{len(reached.kernels)} of {len(kernel_set.ALL_KERNELS)}"
     table.add_row(
         "kernel files",
         f"{count}, by what they include (--kernels {words}); nox -s compare tells which kernels"
@@ -133,12 +134,12 @@ def _reach(options: argparse.Namespace) -> None:
             compiled
             or [
                 f"all {len(by_target)} targets, their binding or Python files alone"
-                if found.binding
+                if reached.binding
                 else "none"
             ]
         ),
     )
     table.add_row("Upstream-Status", escape(patch.upstream_status))
     table.add_row("guards", escape("\n".join(patch.guards)))
-    table.add_row("tests", "\n".join(found.tests) or "none named by its guards or message")
+    table.add_row("tests", "\n".join(reached.tests) or "none named by its guards or message")
     console.out.print(table)

@@ -18,7 +18,8 @@ def add(commands: Any) -> None:
         parser = arguments.series_parser(
             commands,
             name,
-            "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: cannot be tested.",
+            "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: "
+            "cannot be tested.",
         )
         parser.add_argument(
             "--run", dest="run_command", metavar="CMD", type=_command, required=True, help="a shell command"
@@ -43,7 +44,8 @@ def _each(options: argparse.Namespace) -> None:
         raise SeriesError(f"it fails on {len(failed)} of {len(runs)}:\n{listed}")
     if untested := [r.patch for r in runs if not r.passed]:
         raise SeriesError(
-            f"it could not be tested (125) on {', '.join(untested)}; it passes on the other {len(runs) - len(untested)}."
+            f"it could not be tested (125) on {', '.join(untested)}; it passes on the other "
+            f"{len(runs) - len(untested)}."
         )
     console.done(f"It passes on upstream and after every one of the {len(patches.patches)} patches.")
 

@@ -100,7 +100,8 @@ def _tell(report: Report) -> None:
     for line in report.range_diff.splitlines():
         console.note(line)
     console.note(
-        f"patches/: {_counted_files(report) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name {report.new}"
+        f"patches/: {_counted_files(report) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name "
+        f"{report.new}"
     )
     console.note(report.submodule)
     console.step("Next")
@@ -111,10 +112,12 @@ def _tell(report: Report) -> None:
     else:
         console.note("no kernel file differs")
     console.note(
-        "to take it back: git restore --staged --worktree patches wheel_matrix.toml CHANGES.md upstream; git clean -f patches"
+        "to take it back: git restore --staged --worktree patches wheel_matrix.toml CHANGES.md upstream; "
+        "git clean -f patches"
     )
     console.note(
-        "nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; then git add patches wheel_matrix.toml CHANGES.md upstream, and git commit"
+        "nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; "
+        "then git add patches wheel_matrix.toml CHANGES.md upstream, and git commit"
     )
     console.done(f"The series stands on {report.new}.")
 

@@ -28,8 +28,8 @@ class Command:
     name: str
     line: str  # of nox -l and of --help: an imperative, without a full stop
     group: Group
-    extras: Mapping[str, str] = field(default_factory=dict)  # by the option that needs the extra
-    requirements: tuple[str, ...] = ()  # beside the build system's own
+    dependencies: str = ""  # the dependency group of pyproject.toml that it needs
+    option_dependencies: Mapping[str, str] = field(default_factory=dict)  # and one of its options
     module: str = ""  # of scripts.commands; empty: the command's name
 
     @property
@@ -37,22 +37,25 @@ class Command:
         """The module with its parser, such as ``scripts.commands.build``."""
         return f"scripts.commands.{self.module or self.name}"
 
-    def extra_for(self, arguments: Sequence[str]) -> str:
-        """The extra that these arguments need; empty for none.
+    def dependency_groups(self, arguments: Sequence[str]) -> list[str]:
+        """The groups of pyproject.toml that these arguments need.
 
-        >>> command("bench").extra_for(["--picture=times.svg"])
-        'bench'
-        >>> command("bench").extra_for(["build"])
-        ''
+        >>> command("bench").dependency_groups(["--picture=times.svg"])
+        ['pictures']
+        >>> command("bench").dependency_groups(["build"])
+        []
+        >>> command("guards").dependency_groups([])
+        ['guards']
         """
         words = {argument.partition("=")[0] for argument in arguments}
-        return next((extra for option, extra in self.extras.items() if option in words), "")
+        always = [self.dependencies] if self.dependencies else []
+        return always + [group for option, group in self.option_dependencies.items() if option in words]
 
-
-_PYTEST = ("pytest>=8.4",)  # guards may be tests
 
 COMMANDS = (
-    Command("build", "Build wheels into dist/", Group.WHEELS, {"--containers": "containers"}),
+    Command(
+        "build", "Build wheels into dist/", Group.WHEELS, option_dependencies={"--containers": "containers"}
+    ),
     Command("matrix", "List the targets, or render the workflow that builds them", Group.WHEELS),
     Command("archs", "Check which compute capabilities may share PTX", Group.LAB),
     Command("compare", "Say what a patch does to kernels' machine code", Group.LAB),
@@ -60,7 +63,7 @@ COMMANDS = (
         "bench",
         "Measure the kernels on this machine's GPU, or the build (bench -- build), beside upstream's",
         Group.LAB,
-        {"--picture": "bench"},
+        option_dependencies={"--picture": "pictures"},
     ),
     Command("image", "Make a container image where no registry can be reached", Group.WHEELS),
     Command("audit", "Check that wheels need no library that users lack", Group.WHEELS),
@@ -70,10 +73,10 @@ COMMANDS = (
     Command("export", "Write the commits of build/source back to patches/", Group.SERIES),
     Command("patches", "List the patches: purpose, files, guards, and which needs which", Group.SERIES),
     Command(
-        "guards", "Run each patch's guard without and with the patch", Group.SERIES, requirements=_PYTEST
+        "guards", "Run each patch's guard without and with the patch", Group.SERIES, dependencies="guards"
     ),
     Command("forecast", "Say what becomes of the patches on other releases of upstream", Group.SERIES),
-    Command("rebase", "Move the series to another release of upstream", Group.SERIES, requirements=_PYTEST),
+    Command("rebase", "Move the series to another release of upstream", Group.SERIES, dependencies="guards"),
     Command("each", "Run a command after every patch", Group.SERIES, module="prefixes"),
     Command("bisect", "Find the first patch with which a command fails", Group.SERIES, module="prefixes"),
     Command("timings", "Time the series' commands beside git am and quilt", Group.LAB),

@@ -1,8 +1,9 @@
-"""Measure what the build system saves, beside upstream's own ``setup.py`` on the same machine and the same kernel files.
+"""Measure what the build system saves, beside upstream's ``setup.py`` with the same machine and files.
 
-CPU seconds are those of the processes that ninja started, without a compile cache. A kernel file is compiled by both
-sides, one right after the other: a machine that is slower for a while is slower for both. Upstream's ``setup.py``
-compiles all kernel files or none; it writes its commands for ninja, of which those for the chosen files are run.
+CPU seconds are those of the processes that ninja started, without a compile cache. A kernel file is compiled
+by both sides, one right after the other: a machine that is slower for a while is slower for both. Upstream's
+``setup.py`` compiles all kernel files or none; it writes its commands for ninja, of which those for the
+chosen files are run.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def _deflated(extension: Path) -> int:
 
 
 def _recompiled(plan: kernels.Plan) -> int:
-    """How many kernel files would be compiled again after a change of ``flash_api.cpp``, made as a commit and taken back."""
+    """How many kernel files would be compiled again after a change of ``flash_api.cpp``.
+
+    The change is made as a commit and taken back.
+    """
     root = plan.tree.root
     repository = Repository(root, CompileError)
     before = repository.resolve("HEAD")
@@ -112,12 +116,12 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
         )
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(done.stdout + done.stderr, encoding="utf-8")
-    found = sorted(source.glob("build/temp.*/build.ninja"))
-    if not found:
+    ninja_files = sorted(source.glob("build/temp.*/build.ninja"))
+    if not ninja_files:
         raise CompileError(
             f"upstream's setup.py wrote no ninja file:\n{last_lines(done.stderr)}\nThe full log is {log}."
         )
-    return found[0]
+    return ninja_files[0]
 
 
 def _upstreams(
@@ -131,11 +135,11 @@ def _upstreams(
     file = there[0] if there else _setup(source, plan, plan.build / "logs" / "setup.log")
     objects = re.findall(r"^build (\S+\.o):", file.read_text(encoding="utf-8"), re.MULTILINE)
     by_stem = {Path(name).stem: Path(name) for name in objects}
-    wanted = [Path(unit.source).stem for unit in units]
-    if missing := [stem for stem in (*wanted, "flash_api") if stem not in by_stem]:
+    stems = [Path(unit.source).stem for unit in units]
+    if missing := [stem for stem in (*stems, "flash_api") if stem not in by_stem]:
         raise CompileError(f"upstream's setup.py would not make {', '.join(missing)}; see {file}.")
-    console.note(f"upstream's setup.py: {len(wanted)} of its {len(objects)} files, and the binding")
-    targets = [by_stem[stem] for stem in (*wanted, "flash_api")]
+    console.note(f"upstream's setup.py: {len(stems)} of its {len(objects)} files, and the binding")
+    targets = [by_stem[stem] for stem in (*stems, "flash_api")]
     seconds = [_THEIRS * unit.seconds for unit in units] + [40.0]
     *compiles, binding = (
         metering.Compile("upstream", target.stem, command, target, taken)
@@ -175,7 +179,11 @@ class _SideCompiles:
 def _without_bias(plan: kernels.Plan) -> list[metering.Compile]:
     """Our compiles of the same files without masks and biases; none where the plan's are without them."""
     without = replace(plan, kernels=tuple(replace(kernel, bias=False) for kernel in plan.kernels))
-    return metering.compiles_of(without, "bare", kernels.kernel_units(without)) if without != plan else []
+    return (
+        metering.compiles_of(without, "without-bias", kernels.kernel_units(without))
+        if without != plan
+        else []
+    )
 
 
 def _side(compiled: _SideCompiles, tools: toolchain.Toolchain, folder: Path) -> Side:

@@ -17,7 +17,11 @@ class Spent:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two builds: CPU seconds of its kernel files and its binding, and what they make, stripped and deflated as in a wheel."""
+    """One of the two builds.
+
+    CPU seconds of its kernel files and of its binding, and the size of the extension that they make, stripped
+    and deflated as in a wheel.
+    """
 
     kernels: dict[str, float]
     binding: float
@@ -52,7 +56,8 @@ class Ours:
 
     Attributes:
         side: what upstream's is held against.
-        without_bias: CPU seconds of the same kernel files without attn_mask and attn_bias; None where that was the choice.
+        without_bias: CPU seconds of the same kernel files without attn_mask and attn_bias; None where that
+            was the choice.
         further: one more wheel from the same kernel objects.
         again: a build with nothing changed.
         recompiled: kernel files that a change of ``flash_api.cpp`` compiles again.
@@ -68,7 +73,10 @@ class Ours:
 
 
 def lines(ours: Ours, upstreams: Side) -> list[Line]:
-    """The figures, each beside its goal: ratios to upstream's side or to ours without masks and biases, and seconds."""
+    """The figures, each beside its goal.
+
+    They are seconds, or ratios to upstream's side or to ours without masks and biases.
+    """
     return [*_compiles(ours, upstreams), *_steps(ours), _size(ours.side, upstreams)]
 
 
@@ -77,7 +85,7 @@ def _compiles(ours: Ours, upstreams: Side) -> list[Line]:
     our_seconds, their_seconds = ours.side.cpu_seconds, upstreams.cpu_seconds
     our_bindings, their_bindings = (_WHEELS * side.binding for side in (ours.side, upstreams))
     all_wheels = 1 + (_WHEELS - 1) * ours.share  # as a multiple of one wheel's
-    found = [
+    figures = [
         Line(
             "nvcc, these kernel files",
             f"{our_seconds:.0f} CPU s",
@@ -98,8 +106,8 @@ def _compiles(ours: Ours, upstreams: Side) -> list[Line]:
     if ours.without_bias:
         without = sum(ours.without_bias.values())
         told = f"{our_seconds:.0f} CPU s, {without:.0f} without"
-        found.append(Line("nvcc, for masks and biases", told, "", our_seconds / without, 1.25, "×"))
-    return found
+        figures.append(Line("nvcc, for masks and biases", told, "", our_seconds / without, 1.25, "×"))
+    return figures
 
 
 def _steps(ours: Ours) -> list[Line]:

@@ -1,4 +1,4 @@
-"""What patches do to kernels: machine code with the series up to them and up to the one before, kernel by kernel."""
+"""What patches do to kernels: the machine code with them and without them, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ _FLAGS = {
 
 
 def _template(name: str) -> str | None:
-    found = re.search(r"\d(f(?:lash|ork)_\w+?_kernel)(?=I|P|v|\d|N)", name)
-    return found and found[1]
+    match = re.search(r"\d(f(?:lash|ork)_\w+?_kernel)(?=I|P|v|\d|N)", name)
+    return match and match[1]
 
 
 def _own(name: str) -> str:
@@ -67,7 +67,10 @@ def template_flags(name: str) -> list[str] | None:
 
 
 def spell(name: str) -> str:
-    """A kernel's name for people: its template, its tile's sizes, and the flags that are set or, of others, the arguments."""
+    """A kernel's name for people: its template, its tile's sizes, and its flags.
+
+    Of arguments that are no flags, it has the values.
+    """
     template, own_flags = _template(name), template_flags(name)
     if template is None:
         return name
@@ -109,12 +112,15 @@ KINDS = ("same", "changed", "gone", "new")
 def compiled(
     sources: Sequence[tuple[Tree, tuple[kernel_set.Kernel, ...]]], architecture: str, jobs: int | None = None
 ) -> list[dict[str, dict[str, Code]]]:
-    """Of each tree, by kernel file: the kernels, by their mangled names. With the default target's compiler, and the compile cache."""
+    """Of each tree, by kernel file: the kernels, by their mangled names.
+
+    The default target's compiler makes them, with the compile cache.
+    """
     tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
     flavour = replace(kernels.FORK, code=tuple(flags.gencode((architecture,), {})))  # not packed
     plans = [
-        kernels.Plan(applied, tools, wanted, (architecture,), layout.BUILD, flavour)
-        for applied, wanted in sources
+        kernels.Plan(applied, tools, chosen, (architecture,), layout.BUILD, flavour)
+        for applied, chosen in sources
     ]
     work = [(plan, kernels.kernel_units(plan)) for plan in plans]
     compiling.compile_together(work, jobs)

@@ -1,8 +1,10 @@
-"""Run the kernels where there is no GPU: nvcc's PTX of them, interpreted (``tests/emulator``), behind the real binding and Python package.
+"""Run the kernels where there is no GPU, behind the real binding and Python package.
 
-It shows wrong results, bits that depend on what they must not, reads and writes outside allocations, misaligned addresses
-and races in shared memory. It proves nothing of a wheel: ptxas, machine code, timing and the GPU's own rounding are
-not in it.
+nvcc's PTX of them is interpreted (``tests/emulator``).
+
+It shows wrong results, bits that depend on what they must not, reads and writes outside allocations,
+misaligned addresses and races in shared memory. It proves nothing of a wheel: ptxas, machine code, timing and
+the GPU's own rounding are not in it.
 """
 
 from __future__ import annotations
@@ -81,13 +83,13 @@ def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
     def compiled(source: Path) -> Path:
         target = place / f"{source.stem}.o"
         if not target.exists():
-            aside = target.with_suffix(".part")
+            part = target.with_suffix(".part")
             run(
-                [tools.cxx, *_CXX, *includes, "-c", source, "-o", aside],
+                [tools.cxx, *_CXX, *includes, "-c", source, "-o", part],
                 error=CompileError,
                 what=f"could not compile {source.name}",
             )
-            aside.replace(target)
+            part.replace(target)
         return target
 
     with ThreadPoolExecutor(2) as pool:
@@ -96,22 +98,24 @@ def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
 
 def _tools_for_tests(env: torch_environment.Environment, folder: Path) -> Path:
     """Pytest and the like for the environment's Python, beside it: the environment is the wheels' own."""
-    wanted = [*_PACKAGES, *_DEPENDENCIES]
-    place = folder / f"site-{env.tag}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]}"
+    requirements = [*_PACKAGES, *_DEPENDENCIES]
+    place = folder / f"site-{env.tag}-{hashlib.sha256(repr(requirements).encode()).hexdigest()[:8]}"
     if not place.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as aside:
-            target = f"{aside}/site"
-            command = pip.installing(env.python, "--no-deps", "--target", target, *wanted)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            target = f"{temporary}/site"
+            command = pip.installing(env.python, "--no-deps", "--target", target, *requirements)
             run(command, error=ToolchainError, what="could not install pytest and hypothesis", hint=pip.HINT)
             shutil.move(target, place)
     return place
 
 
 def package(
-    tools: toolchain.Toolchain, applied: Tree, wanted: tuple[Kernel, ...], arch: str, jobs: int | None
+    tools: toolchain.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
 ) -> list[Path]:
-    """Build an extension that runs kernels on the CPU, those that a GPU of that compute capability chooses, and the Python package around it.
+    """Build an extension that runs kernels on the CPU, and the Python package around it.
+
+    The kernels are those that a GPU of that compute capability chooses.
 
     Returns:
         Folders for the path of the toolchain's Python.
@@ -120,7 +124,7 @@ def package(
         CompileError: a compiler failed.
     """
     env = tools.environment
-    plan = kernels.Plan(applied, tools, wanted, (arch,), layout.BUILD, FLAVOUR)
+    plan = kernels.Plan(applied, tools, chosen, (arch,), layout.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
     compiled = compiling.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
     folder = layout.BUILD / "emulator"
@@ -129,19 +133,19 @@ def package(
     site = folder / f"package-{name}"
     if not site.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            aside = Path(made) / "package"
-            shutil.copytree(applied.root / "flash_attn", aside / "flash_attn")
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            unfinished = Path(temporary) / "package"
+            shutil.copytree(applied.root / "flash_attn", unfinished / "flash_attn")
             applied.check_unchanged()
             libraries = [f"-L{env.site}/torch/lib", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
             # Bound within: torch may bring the real CUDA runtime along.
-            output = aside / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"
+            output = unfinished / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"
             run(
                 [tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries],
                 error=CompileError,
                 what="could not link the emulator",
             )
-            aside.rename(site)
+            unfinished.rename(site)
     return [site, _tools_for_tests(env, folder)]
 
 
@@ -163,7 +167,8 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
     tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
     path = os.pathsep.join(map(str, [*folders, layout.ROOT / "tests/wheel"]))
-    # What torch computes is small: with a thread a core in each process, threads would spend their time waiting for each other.
+    # What torch computes is small: with a thread a core in each process, threads would spend their time
+    # waiting for each other.
     env = {
         **os.environ,
         "PYTHONPATH": path,

@@ -1,4 +1,4 @@
-"""Figures of kernels on a GPU, as ``tests/wheel/bench.py --json`` writes them, and the goals that they are held to."""
+"""Figures of kernels on a GPU, as ``tests/wheel/bench.py --json`` writes them, and their goals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read(path: Path) -> Figures:
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure beside its goal: ``value`` and ``goal`` in ``unit``, or nothing where the rows that it needs are not there."""
+    """One figure beside its goal, both in ``unit``; no value where the rows that it needs are not there."""
 
     what: str
     value: float | None

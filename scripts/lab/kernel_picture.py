@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
     from scripts.lab.kernel_figures import Figures
 
-# The design that this fork replaces, with splits of 512 keys: accumulators of all splits in memory, reduced by PyTorch's
-# operations. Measured on an H200 with 2.8.3, head dim 64, fp16, 32 heads, no mask: time as a multiple of upstream's, and MiB.
+# The design that this fork replaces, with splits of 512 keys: accumulators of all splits in memory, reduced
+# by PyTorch's operations. Measured on an H200 with 2.8.3, head dim 64, fp16, 32 heads, no mask: time as a
+# multiple of upstream's, and MiB.
 _NAIVE = ((4, 2048, 1.087 / 0.460, 650.0), (8, 4096, 7.682 / 3.368, 4680.0))
 
 _LABELS = {

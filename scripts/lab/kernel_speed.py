@@ -36,9 +36,10 @@ def require_gpu() -> None:
     """
     if not _has_gpu():
         raise NotVerified(
-            "nothing was measured: there is no CUDA device here. On a GPU host run this; or build here (nox -s build -- --kernels "
-            f"{KERNELS}, and the same with --stock), and there python tests/wheel/bench.py --stock EXTENSION --json bench.json, "
-            "then here nox -s bench -- kernels --from bench.json."
+            "nothing was measured: there is no CUDA device here. On a GPU host run this; or build here (nox "
+            f"-s build -- --kernels {KERNELS}, and the same with --stock), and there python "
+            "tests/wheel/bench.py --stock EXTENSION --json bench.json, then here nox -s bench -- kernels "
+            "--from bench.json."
         )
 
 

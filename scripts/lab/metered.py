@@ -1,4 +1,7 @@
-"""Run a command and write what it took: ``metered.py RECORD COMMAND...``. Run by path, one process a command."""
+"""Run a command and write what it took: ``metered.py RECORD COMMAND...``.
+
+It is run by path, one process a command.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ def main() -> int:
     code = subprocess.run(command, check=False).returncode
     if code == 0:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        aside = Path(record + ".part")
-        aside.write_text(json.dumps({"cpu_seconds": used.ru_utime + used.ru_stime}), encoding="utf-8")
-        aside.replace(record)
+        part = Path(record + ".part")
+        part.write_text(json.dumps({"cpu_seconds": used.ru_utime + used.ru_stime}), encoding="utf-8")
+        part.replace(record)
     return code if code >= 0 else 128 - code
 
 

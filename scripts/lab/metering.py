@@ -1,4 +1,7 @@
-"""Compile files one after the other on several sides, and take the CPU seconds of each; what was metered is kept."""
+"""Compile files one after the other on several sides, and take the CPU seconds of each.
+
+What was metered is kept.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 class Compile:
     """One file to compile on one side."""
 
-    side: str  # ours, bare (ours without masks and biases) or upstream
+    side: str  # ours, without-bias (ours too) or upstream
     file: str  # its name, without the suffix
     command: str  # for sh
     target: Path
@@ -67,12 +70,15 @@ def side_by_side(sides: Sequence[Sequence[Compile]]) -> list[Compile]:
     ]
 
 
-def _record(folder: Path, one: Compile) -> Path:
-    """Where its figures are. The folder and the command name all that they depend on: so do the places of our objects."""
+def _record(folder: Path, compile_: Compile) -> Path:
+    """Where its figures are.
+
+    The folder and the command name all that they depend on: so do the places of our objects.
+    """
     return (
         folder
         / "metered"
-        / f"{one.side}-{one.file}-{hashlib.sha256(one.command.encode()).hexdigest()[:16]}.json"
+        / f"{compile_.side}-{compile_.file}-{hashlib.sha256(compile_.command.encode()).hexdigest()[:16]}.json"
     )
 
 
@@ -83,8 +89,12 @@ def meter(plan: kernels.Plan, compiles: Sequence[Compile], jobs: int, folder: Pa
         CompileError: with the end of the failed compiler's output, and where the whole log is.
         KeyboardInterrupt: after the compilers were stopped; what was metered stays for the next run.
     """
-    lacking = {one.file for one in compiles if not (_record(folder, one).exists() and one.target.exists())}
-    left = [one for one in compiles if one.file in lacking]
+    lacking = {
+        compile_.file
+        for compile_ in compiles
+        if not (_record(folder, compile_).exists() and compile_.target.exists())
+    }
+    left = [compile_ for compile_ in compiles if compile_.file in lacking]
     if not left:
         return
     file, log = folder / "ninja" / "metered.ninja", folder / "logs" / "metered.log"
@@ -93,19 +103,19 @@ def meter(plan: kernels.Plan, compiles: Sequence[Compile], jobs: int, folder: Pa
     with file.open("w", encoding="utf-8") as text:
         writer = ninja_syntax.Writer(cast("Any", text), width=10**6)  # annotated as str, used as a file
         writer.rule("meter", command="$metered", description="$name")
-        for one in left:  # ninja starts what is ready in the order of the file
-            one.target.parent.mkdir(parents=True, exist_ok=True)
-            record = _record(folder, one)
+        for compile_ in left:  # ninja starts what is ready in the order of the file
+            compile_.target.parent.mkdir(parents=True, exist_ok=True)
+            record = _record(folder, compile_)
             record.unlink(missing_ok=True)
-            words: list[str | Path] = [sys.executable, metered.__file__, record, "sh", "-c", one.command]
-            name = f"{one.file}, {one.side}"
+            words: list[str | Path] = [sys.executable, metered.__file__, record, "sh", "-c", compile_.command]
+            name = f"{compile_.file}, {compile_.side}"
             writer.build(
                 [str(record)], "meter", variables={"metered": quoted(words).replace("$", "$$"), "name": name}
             )
     settings = {**kernels.environment(), "NINJA_STATUS": "[%f/%t] "}
     command = [str(plan.toolchain.ninja), "-C", str(file.parent), "-f", file.name, f"-j{jobs}"]
     started, said, done = time.monotonic(), "", 0.0
-    expected = {f"{one.file}, {one.side}": one.seconds for one in left}
+    expected = {f"{compile_.file}, {compile_.side}": compile_.seconds for compile_ in left}
     total = sum(expected.values())
     with (
         console.progress("compiling on both sides", len(compiles), len(compiles) - len(left)) as advance,
@@ -126,6 +136,6 @@ def meter(plan: kernels.Plan, compiles: Sequence[Compile], jobs: int, folder: Pa
 def metered_seconds(folder: Path, compiles: Sequence[Compile]) -> dict[str, float]:
     """CPU seconds of each file."""
     return {
-        one.file: float(json.loads(_record(folder, one).read_text(encoding="utf-8"))["cpu_seconds"])
-        for one in compiles
+        compile_.file: float(json.loads(_record(folder, compile_).read_text(encoding="utf-8"))["cpu_seconds"])
+        for compile_ in compiles
     }

@@ -1,4 +1,4 @@
-"""Read the objects that nvcc makes: PTX and machine code by compute capability and kernel, and what the code takes."""
+"""Read the objects that nvcc makes: PTX and machine code by compute capability and kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTHS = (1, 1, 2, 2, 4, 8, 16)
 _REGISTERS, _FRAME, _WITH_SIZE = 0x2F, 0x11, 4
 
 
-def _pieces(item: Path, wanted: int) -> Iterator[tuple[str, bytes]]:
+def _pieces(item: Path, wanted_kind: int) -> Iterator[tuple[str, bytes]]:
     """Compute capability and content of each piece of this kind in an object."""
     with item.open("rb") as stream:
         section = ELFFile(stream).get_section_by_name(".nv_fatbin")
@@ -42,7 +42,7 @@ def _pieces(item: Path, wanted: int) -> Iterator[tuple[str, bytes]]:
         while entry < end:
             kind, _, entry_header, size = struct.unpack_from("<HHIQ", data, entry)
             (number,) = struct.unpack_from("<I", data, entry + 28)
-            if kind == wanted:
+            if kind == wanted_kind:
                 yield str(number), data[entry + entry_header : entry + entry_header + size]
             entry += entry_header + size
         at = end
@@ -75,15 +75,18 @@ def texts(cubin: ELFFile) -> dict[str, bytes]:
 
 def machine_code(item: Path) -> dict[str, dict[str, bytes]]:
     """By compute capability and kernel: the section ``.text`` of each in an object."""
-    found: dict[str, dict[str, bytes]] = {}
+    sections: dict[str, dict[str, bytes]] = {}
     for architecture, cubin in cubins(item):
-        found.setdefault(architecture, {}).update(texts(cubin))
-    return found
+        sections.setdefault(architecture, {}).update(texts(cubin))
+    return sections
 
 
 @dataclass(frozen=True)
 class Code:
-    """One kernel's machine code: its size, and the local memory (spills, arrays) that its instructions name, in bytes."""
+    """One kernel's machine code: its size, and what it takes.
+
+    Stack, stores and loads are bytes of local memory (spills, arrays), as its instructions name it.
+    """
 
     instructions: int
     registers: int
@@ -97,31 +100,32 @@ class Code:
         return {name: value for name, value in asdict(self).items() if name != "text"}
 
     def __str__(self) -> str:
-        return f"{self.instructions} ({self.registers} registers, {self.stack} bytes of stack, {self.stores}/{self.loads} stored/loaded)"
+        memory = f"{self.stack} bytes of stack, {self.stores}/{self.loads} stored/loaded"
+        return f"{self.instructions} ({self.registers} registers, {memory})"
 
 
 def _info(elf: ELFFile) -> dict[str, dict[int, int]]:
     """By kernel: the attributes of .nv.info that have a value for it."""
     section, symbols = elf.get_section_by_name(".nv.info"), elf.get_section_by_name(".symtab")
-    found: dict[str, dict[int, int]] = {}
+    attributes: dict[str, dict[int, int]] = {}
     if section is None or not isinstance(symbols, SymbolTableSection):
-        return found
+        return attributes
     data = section.data()
     at = 0
     while at < len(data):
         kind, attribute, size = struct.unpack_from("<BBH", data, at)
         if kind == _WITH_SIZE and size >= 8:
             symbol, value = struct.unpack_from("<II", data, at + 4)
-            found.setdefault(symbols.get_symbol(symbol).name, {})[attribute] = value
+            attributes.setdefault(symbols.get_symbol(symbol).name, {})[attribute] = value
         at += 4 + (size if kind == _WITH_SIZE else 0)
-    return found
+    return attributes
 
 
 def read_kernels(item: Path, architecture: str) -> dict[str, Code]:
     """The kernels of an object that is not packed, by their mangled names."""
-    found: dict[str, Code] = {}
-    for one, cubin in cubins(item):
-        if one != architecture:
+    codes: dict[str, Code] = {}
+    for capability, cubin in cubins(item):
+        if capability != architecture:
             continue
         info = _info(cubin)
         for name, text in texts(cubin).items():
@@ -130,7 +134,7 @@ def read_kernels(item: Path, architecture: str) -> dict[str, Code]:
                 if low & _OPCODE in local:
                     local[low & _OPCODE] += _WIDTHS[min(high >> 9 & 7, len(_WIDTHS) - 1)]
             own = info.get(name, {})
-            found[name] = Code(
+            codes[name] = Code(
                 len(text) // 16, own.get(_REGISTERS, 0), own.get(_FRAME, 0), local[_STORE], local[_LOAD], text
             )
-    return found
+    return codes

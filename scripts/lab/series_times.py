@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.base.process import run
 from scripts.series import export, forecast, lint, tree
 from scripts.source import upstream
 
@@ -70,9 +69,12 @@ def measure(
         shutil.copytree(series.folder, folder / "patches")
 
     def quilt(folder: Path) -> None:
-        env = {**os.environ, "QUILT_PATCHES": str(folder / "patches")}
-        subprocess.run(
-            ["quilt", "push", "-a", "-q"], cwd=folder / "source", env=env, check=True, capture_output=True
+        run(
+            ["quilt", "push", "-a", "-q"],
+            error=SeriesError,
+            what="quilt did not apply the series",
+            cwd=folder / "source",
+            env={"QUILT_PATCHES": str(folder / "patches")},
         )
 
     return [

@@ -1,8 +1,10 @@
-"""Whether machine code may be made from the PTX of an earlier compute capability: compiled both ways and compared, kernel by kernel.
+"""Whether machine code may be made from the PTX of an earlier compute capability.
 
-nvcc's front half, three quarters of its time, runs once for each kind of PTX. For kernels that ask for nothing newer, the
-later halves may come to the same machine code from the same PTX. ``[shared-ptx]`` in wheel_matrix.toml says for which
-they do; this is the check.
+Kernels are compiled both ways and compared.
+
+nvcc's front half, three quarters of its time, runs once for each kind of PTX. For kernels that ask for
+nothing newer, the later halves may come to the same machine code from the same PTX. ``[shared-ptx]`` in
+wheel_matrix.toml says for which they do; this is the check.
 """
 
 from __future__ import annotations
@@ -41,16 +43,17 @@ def compare(
     Raises:
         CompileError: they do not have the same kernels, so that there is nothing to compare.
     """
-    found = []
+    comparisons = []
     for architecture in sorted(own, key=int):
         if architecture == base:
             continue
         ours, theirs = own[architecture], shared.get(architecture, {})
         if not ours or set(ours) != set(theirs):
             raise CompileError(
-                f"{file}, sm_{architecture}: {len(ours)} kernels from its own PTX, {len(theirs)} from that of compute_{base}."
+                f"{file}, sm_{architecture}: {len(ours)} kernels from its own PTX, {len(theirs)} from that "
+                f"of compute_{base}."
             )
-        found.append(
+        comparisons.append(
             Comparison(
                 file,
                 base,
@@ -59,17 +62,17 @@ def compare(
                 tuple(sorted(name for name in ours if ours[name] != theirs[name])),
             )
         )
-    return found
+    return comparisons
 
 
 def check(
     applied: Tree,
     tools: toolchain.Toolchain,
-    wanted: Sequence[Kernel],
+    chosen: Sequence[Kernel],
     shared_ptx: Mapping[str, tuple[str, ...]],
 ) -> list[Comparison]:
     """Compile kernel files both ways and compare."""
-    found = []
+    comparisons = []
     for base, others in shared_ptx.items():
         both = (base, *others)
         work = []
@@ -77,15 +80,16 @@ def check(
             flavour = replace(kernels.FORK, code=tuple(flags.gencode(both, way)))
             # The compile cache may not be able to keep the first of the two.
             plan = kernels.Plan(
-                applied, replace(tools, sccache=None), tuple(wanted), both, layout.BUILD, flavour, way
+                applied, replace(tools, sccache=None), tuple(chosen), both, layout.BUILD, flavour, way
             )
             console.step(
-                f"{len(wanted)} kernel files, PTX for {', '.join('compute_' + a for a in flags.front_halves(both, way))}"
+                f"{len(chosen)} kernel files, PTX for "
+                f"{', '.join('compute_' + a for a in flags.front_halves(both, way))}"
             )
             work.append((plan, kernels.kernel_units(plan)))
         compiling.compile_together(work, None)
         objects = [{unit.target.stem: unit.target for unit in units} for _, units in work]
-        for kernel in wanted:
+        for kernel in chosen:
             shared, own = (machine_code(paths[kernel.name]) for paths in objects)
-            found += compare(kernel.source, base, shared, own)
-    return found
+            comparisons += compare(kernel.source, base, shared, own)
+    return comparisons

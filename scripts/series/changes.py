@@ -17,7 +17,8 @@ _HEAD = """# Changes to flash-attention {version}
 
 What this fork's wheels differ in from upstream's release {version} ({repository}, tag {tag},
 commit {commit}), patch by patch and in the order of the series. Rendered from the
-messages in `patches/` by `nox -s changes`; edit those. A figure with a command is reproduced by it; one of a form
+messages in `patches/` by `nox -s changes`; edit those. A figure with a command is reproduced by it; \
+one of a form
 that a patch no longer has tells why it has another.
 
 | patch | feature | upstream status | files |
@@ -30,10 +31,12 @@ def render(matrix: Matrix, series: Series) -> str:
     pin = matrix.upstream
     text = _HEAD.format(version=pin.version, repository=pin.repository, tag=pin.tag, commit=pin.commit)
     for patch in series.patches:
-        text += f"| {patch.name[:4]} {patch.subject} | {patch.feature} | {patch.upstream_status} | {len(patch.files)} |\n"
+        cells = (f"{patch.name[:4]} {patch.subject}", patch.feature, patch.upstream_status, len(patch.files))
+        text += f"| {' | '.join(map(str, cells))} |\n"
     for patch in series.patches:
         touched = ", ".join(f"`{change.path}`" for change in patch.files)
-        text += f"\n## {patch.name[:4]} {patch.subject}\n\n{patch.body}\n\nFeature: {patch.feature}. Upstream: {patch.upstream_status}. Files: {touched}.\n"
+        text += f"\n## {patch.name[:4]} {patch.subject}\n\n{patch.body}\n\n"
+        text += f"Feature: {patch.feature}. Upstream: {patch.upstream_status}. Files: {touched}.\n"
     return text
 
 

@@ -1,4 +1,4 @@
-"""The series in this clone: apply it to ``build/source``, take the tree that is there, or look at one. Tells what is done."""
+"""The series in this clone: apply it to ``build/source``, or look at it. Tells what is done."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def standing(loaded: matrix.Matrix) -> tree.Tree | None:
 
 @contextmanager
 def view(source: upstream.Source) -> Iterator[tuple[model.Series, tree.Tree]]:
-    """The series as commits, to look at: build/source where it is just that, else a tree that goes again. Nobody's work is touched."""
+    """The series as commits, to look at; nobody's work is touched.
+
+    It is build/source where that is just the series, else a tree that goes again.
+    """
     loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
     if (there := standing(loaded)) is not None:
         yield patches, there

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import marker, model, tree
+from scripts.series import listing, marker, model, tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,8 @@ def format_patches(repository: Repository, base: str, target: Path, tip: str = "
         about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
         if re.match(r"\w+ (fixup|squash|amend)! ", about):
             raise SeriesError(
-                f"{repository.root}: commit {about} is not folded into its patch yet: git rebase -i --autosquash base"
+                f"{repository.root}: commit {about} is not folded into its patch yet: "
+                "git rebase -i --autosquash base"
             )
         if " " in repository.run("log", "-1", "--format=%P", commit, writes=False):
             raise SeriesError(
@@ -70,7 +71,11 @@ def format_patches(repository: Repository, base: str, target: Path, tip: str = "
 def held(folder: Path) -> dict[str, bytes]:
     """The patches and the ``series`` that lie in a folder, by file name; none where there is no folder."""
     return (
-        {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix == ".patch" or p.name == model.LISTING}
+        {
+            p.name: p.read_bytes()
+            for p in folder.iterdir()
+            if p.suffix == ".patch" or p.name == listing.LISTING
+        }
         if folder.is_dir()
         else {}
     )
@@ -89,40 +94,44 @@ def write_folder(folder: Path, patches: dict[str, bytes], notes: Sequence[str] =
 
     What else lies there stays, and so do the comments in ``series``; ``notes`` are added to them, at the end.
     """
-    old, footer = model.listing(folder) if (folder / model.LISTING).is_file() else ((), ())
+    old, footer = listing.read(folder) if (folder / listing.LISTING).is_file() else ((), ())
     footer = (*footer, *(note for note in notes if note not in footer))
-    after = patches | {model.LISTING: model.render_listing(list(patches), old, footer).encode()}
+    after = patches | {listing.LISTING: listing.render(list(patches), old, footer).encode()}
     changes = changed(held(folder), after)
     if not (changes.written or changes.removed):
         return changes
     tree.sweep(folder)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=tree.aside_prefix(folder)) as temporary:
-        aside = Path(temporary) / folder.name
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=tree.temporary_prefix(folder)) as temporary:
+        copy = Path(temporary) / folder.name
         if folder.is_dir():
-            shutil.copytree(folder, aside, symlinks=True)
-        aside.mkdir(exist_ok=True)
+            shutil.copytree(folder, copy, symlinks=True)
+        copy.mkdir(exist_ok=True)
         for name in changes.removed:
-            (aside / name).unlink()
+            (copy / name).unlink()
         for name in changes.written:
             with files.writing(folder / name):
-                (aside / name).write_bytes(after[name])
+                (copy / name).write_bytes(after[name])
         if folder.is_dir():
-            files.exchange(aside, folder)
+            files.exchange(copy, folder)
         else:
-            aside.replace(folder)
+            copy.replace(folder)
     return changes
 
 
 def _differences(folder: Path, patches: dict[str, bytes]) -> list[str]:
     """How the folder differs from these patches: content, order, missing and stray files."""
-    entries, _ = model.listing(folder)
+    entries, _ = listing.read(folder)
     names = [entry.name for entry in entries]
-    found = {p.name: p.read_bytes() for p in folder.glob("*.patch")}
-    different = [f"{name} would change" for name in patches if name in found and found[name] != patches[name]]
-    different += [f"{name} would be added" for name in patches if name not in found]
-    different += [f"{name} would be removed" for name in sorted(found) if name not in patches]
+    held_patches = {p.name: p.read_bytes() for p in folder.glob("*.patch")}
+    different = [
+        f"{name} would change"
+        for name in patches
+        if name in held_patches and held_patches[name] != patches[name]
+    ]
+    different += [f"{name} would be added" for name in patches if name not in held_patches]
+    different += [f"{name} would be removed" for name in sorted(held_patches) if name not in patches]
     if not different and names != list(patches):
-        different.append(f"{model.LISTING} has another order or lacks a name")
+        different.append(f"{listing.LISTING} has another order or lacks a name")
     return different
 
 
@@ -140,7 +149,8 @@ def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> di
             except SeriesError as e:
                 fault = re.sub(r"^.*\.patch:\d+: ", "", str(e))
                 raise SeriesError(
-                    f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i and reword.)"
+                    f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i "
+                    "and reword.)"
                 ) from e
         return {name: (Path(folder) / name).read_bytes() for name in names}
 
@@ -150,7 +160,8 @@ def _carry_over(repository: Repository, applied: Applied) -> str:
     own = repository.run("log", "--reverse", "--format=%h", f"{applied.commit}..HEAD", writes=False).split()
     if not own:
         return "Run nox -s apply -- --reset for the whole series"
-    return f"Run nox -s apply -- --reset, which keeps your commits, then git -C {repository.root} cherry-pick {' '.join(own)}"
+    pick = f"git -C {repository.root} cherry-pick {' '.join(own)}"
+    return f"Run nox -s apply -- --reset, which keeps your commits, then {pick}"
 
 
 def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
@@ -162,7 +173,8 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         check: write nothing, and raise where anything would change.
 
     Raises:
-        SeriesError: uncommitted changes, an operation in progress, no commits, a part of a series, patches that
+        SeriesError: uncommitted changes, an operation in progress, no commits, a part of a series, patches
+            that
             changed since the tree was applied; with ``check``, a difference.
     """
     repository = Repository(root, SeriesError)
@@ -172,8 +184,8 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
         raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
     different = (
         _differences(folder, patches)
-        if (folder / model.LISTING).is_file()
-        else [f"{model.LISTING} is missing"]
+        if (folder / listing.LISTING).is_file()
+        else [f"{listing.LISTING} is missing"]
     )
     if not different:
         _remember(repository, applied, folder, patches)
@@ -214,7 +226,8 @@ def _exportable(repository: Repository) -> Applied:
     if len(applied.patches) < applied.of:
         raise SeriesError(
             f"{root} holds the first {len(applied.patches)} of {applied.of} patches (apply --to): "
-            f"exporting it would drop the rest. {_carry_over(repository, applied)}, and amend there (git rebase -i)."
+            f"exporting it would drop the rest. {_carry_over(repository, applied)}, and amend there (git "
+            "rebase -i)."
         )
     status, _, _ = repository.attempt("merge-base", "--is-ancestor", applied.base, "HEAD")
     if status != 0:
@@ -225,12 +238,15 @@ def _exportable(repository: Repository) -> Applied:
 
 
 def _remember(repository: Repository, applied: Applied, folder: Path, patches: dict[str, bytes]) -> None:
-    """The tree and patches/ agree: give the tree the commits that the series has everywhere, and note what it is."""
+    """Give the tree, which agrees with patches/, the commits that the series has everywhere.
+
+    What it is, is noted in it.
+    """
     series = model.read(folder)
     base, head = applied.base, repository.resolve("HEAD")
     if head != applied.commit:
-        with tempfile.TemporaryDirectory(prefix="fa2-export-") as aside:
-            copy = Repository(Path(aside) / "source", SeriesError)
+        with tempfile.TemporaryDirectory(prefix="fa2-export-") as temporary:
+            copy = Repository(Path(temporary) / "source", SeriesError)
             repository.run(
                 "clone",
                 "--quiet",
@@ -246,7 +262,8 @@ def _remember(repository: Repository, applied: Applied, folder: Path, patches: d
             canonical = copy.resolve("HEAD")
         if repository.resolve(f"{canonical}^{{tree}}") != repository.resolve("HEAD^{tree}"):
             raise SeriesError(
-                f"{folder}: the patches do not give the files of {repository.root}; this is a fault of export."
+                f"{folder}: the patches do not give the files of {repository.root}; "
+                "this is a fault of export."
             )
         repository.run(
             "update-ref", "-m", "export: the same files with the series' own dates", "HEAD", canonical

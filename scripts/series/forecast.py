@@ -78,9 +78,9 @@ def run_forecast(
 ) -> list[Move]:
     """Forecast in a temporary work tree under ``folder``, which is left as it was."""
     folder.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=folder, prefix="forecast-"))
+    temporary = Path(tempfile.mkdtemp(dir=folder, prefix="forecast-"))
     try:
-        space = move.workspace(aside / "source", series, pin, checkout, release)
+        space = move.workspace(temporary / "source", series, pin, checkout, release)
         known = git is not None and all(
             git.attempt("cat-file", "-e", c)[0] == 0 for c in (pin.commit, release.pin.commit)
         )
@@ -90,4 +90,4 @@ def run_forecast(
             (git, pin.commit, release.pin.commit) if git is not None and known else None,
         )
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -182,7 +182,9 @@ def _extract(repository: Repository, commit: str, names: list[str], target: Path
 
 
 def check_test(guard: Guard, repository: Repository, commit: str) -> tuple[bool, str]:
-    """Whether a named test passes with ``--tree`` at a copy of this commit (without cutlass), and what pytest said.
+    """Whether a named test passes with ``--tree`` at a copy of this commit, and what pytest said.
+
+    The copy has no cutlass.
 
     Raises:
         GuardError: pytest neither passed nor failed: there is no such test, or it cannot start.

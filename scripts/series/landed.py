@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 
 def needs(repository: Repository, commits: Sequence[str]) -> dict[str, frozenset[str]]:
-    """For each commit the earlier ones whose lines it changes or stands beside, or whose new files it includes."""
+    """For each commit the earlier ones that it needs.
+
+    It changes their lines or stands beside them, or it includes their new files.
+    """
     made: dict[str, str] = {}
-    found: dict[str, frozenset[str]] = {}
+    needed: dict[str, frozenset[str]] = {}
     for commit in commits:
         parsed = PatchSet(repository.diff_of(commit).decode("utf-8"))
-        mine: set[str] = set()
+        blamed_commits: set[str] = set()
         for file in parsed:
             if file.is_added_file:
                 made[file.path] = commit
@@ -37,15 +40,15 @@ def needs(repository: Repository, commits: Sequence[str]) -> dict[str, frozenset
                     blamed = repository.run(
                         "blame", "--porcelain", *ranges, f"{commit}^", "--", file.path, writes=False
                     )
-                    mine |= set(re.findall(r"^([0-9a-f]{40}) \d+ \d+", blamed, re.MULTILINE))
+                    blamed_commits |= set(re.findall(r"^([0-9a-f]{40}) \d+ \d+", blamed, re.MULTILINE))
             text = "\n".join(line.value for hunk in file for line in hunk if line.is_added)
             for path, maker in made.items():
                 stem = path.rsplit("/", 1)[-1]
                 module = path.removesuffix(".py").replace("/", ".")
                 if f'#include "{stem}"' in text or re.search(rf"(from|import) {re.escape(module)}\b", text):
-                    mine.add(maker)
-        found[commit] = frozenset(mine & set(commits) - {commit})
-    return found
+                    blamed_commits.add(maker)
+        needed[commit] = frozenset(blamed_commits & set(commits) - {commit})
+    return needed
 
 
 def _patch_files(repository: Repository, commit: str, folder: Path) -> tuple[Path, list[Path]]:
@@ -76,13 +79,13 @@ def landed(space: Workspace, patches: Sequence[Patch]) -> dict[str, tuple[Outcom
     A patch that is there whole is taken out of the files before the one below it is looked for. The work tree
     is the new base's, before and after.
     """
-    repository, found = space.repository, {}
+    repository, outcomes = space.repository, {}
     with tempfile.TemporaryDirectory(prefix="fa2-landed-") as folder:
         for commit, patch in reversed(list(zip(space.commits, patches, strict=True))):
             whole, hunks = _patch_files(repository, commit, Path(folder))
             if _reverses(repository, whole) and hunks:
                 repository.run("apply", "--reverse", "--whitespace=nowarn", str(whole))
-                found[patch.name] = (
+                outcomes[patch.name] = (
                     Outcome.LANDED_IDENTICAL,
                     f"the whole patch reverse-applies to {space.new_name}",
                 )
@@ -90,17 +93,20 @@ def landed(space: Workspace, patches: Sequence[Patch]) -> dict[str, tuple[Outcom
             there = sum(_reverses(repository, hunk) for hunk in hunks)
             if there:
                 evidence = f"{there} of its {len(hunks)} hunks reverse-apply to {space.new_name}"
-                found[patch.name] = (
+                outcomes[patch.name] = (
                     Outcome.LANDED_MODIFIED if 2 * there > len(hunks) else Outcome.CONFLICT,
                     evidence,
                 )
     repository.discard(space.new_base)
-    return found
+    return outcomes
 
 
 def landed_in(upstream: Repository, space: Workspace, old: str, new: str) -> dict[str, str]:
-    """The series' commits whose patch-id a commit of upstream's between two commits has: series commit to upstream's."""
-    wanted = {_patch_id(space.repository, commit): commit for commit in space.commits}
+    """The series' commits whose patch-id a commit of upstream's between ``old`` and ``new`` has.
+
+    Returns the series' commit to upstream's, told in a line.
+    """
+    by_patch_id = {_patch_id(space.repository, commit): commit for commit in space.commits}
     touched = sorted(
         {
             name
@@ -110,13 +116,13 @@ def landed_in(upstream: Repository, space: Workspace, old: str, new: str) -> dic
             )
         }
     )
-    found = {}
+    upstreams = {}
     for commit in upstream.run(
         "rev-list", "--no-merges", f"{old}..{new}", "--", *touched, writes=False
     ).split():
-        if (mine := wanted.get(_patch_id(upstream, commit))) is not None:
-            found[mine] = upstream.run("log", "-1", "--format=%h %s", commit, writes=False)
-    return found
+        if (own_commit := by_patch_id.get(_patch_id(upstream, commit))) is not None:
+            upstreams[own_commit] = upstream.run("log", "-1", "--format=%h %s", commit, writes=False)
+    return upstreams
 
 
 def _patch_id(repository: Repository, commit: str) -> str:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from scripts.base import git
 from scripts.base.errors import SeriesError
-from scripts.series import guards, model
-from scripts.source import upstream
+from scripts.series import guards, listing, model
+from scripts.source import build_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
 SUBJECT_LENGTH = 72
-# Of upstream's text, what a patch may hold: our largest hook adds 30 lines, our largest patch quotes 238. Much more
-# than that and the next release conflicts with it; own code goes into new files.
+# Of upstream's text, what a patch may hold: our largest hook adds 30 lines, our largest patch quotes 238.
+# Much more than that and the next release conflicts with it; own code goes into new files.
 ADDED_TO_A_FILE = 40
 QUOTED_IN_A_PATCH = 250
 CONTEXT_LINES = 3
@@ -39,46 +39,24 @@ class Problem:
         return f"{self.path}:{self.line}: {self.text}"
 
 
-# Nouns and verbs of these forms are imperatives all the same.
+# Verbs that end as other forms do. A tagger of English is a large dependency for a subject's first word.
 _IMPERATIVES = frozenset(
-    [
-        "address",
-        "bypass",
-        "process",
-        "pass",
-        "compress",
-        "express",
-        "discuss",
-        "bring",
-        "embed",
-        "feed",
-        "need",
-        "seed",
-        "speed",
-        "shed",
-        "bed",
-        "canvas",
-        "focus",
-        "alias",
-        "access",
-        "assess",
-        "cross",
-        "miss",
-    ]
+    ("alias", "bring", "canvas", "embed", "feed", "focus", "need", "seed", "shed", "speed")
 )
 
 
 def is_imperative(subject: str) -> bool:
     """Whether a subject starts with a verb as in "Add a guard", as far as its form tells.
 
-    >>> [is_imperative(s) for s in ("Add a guard", "Added a guard", "Adds a guard", "Adding a guard", "Address rows flat", "a guard")]
+    >>> subjects = "Add a guard", "Added a guard", "Adds a guard", "Adding a guard", "Address rows flat"
+    >>> [is_imperative(subject) for subject in (*subjects, "a guard")]
     [True, False, False, False, True, False]
     """
     word = re.match(r"[A-Za-z]+", subject)
     if not word or not word[0][0].isupper():
         return False
     verb = word[0].lower()
-    return verb in _IMPERATIVES or not verb.endswith(("ed", "ing", "s"))
+    return verb in _IMPERATIVES or re.search(r"(ed|ing|(?<!s)s)$", verb) is None
 
 
 def _start_of_diff(lines: list[str]) -> int:
@@ -91,7 +69,8 @@ def _header(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Proble
         yield Problem(
             path,
             at,
-            f"the subject has {len(patch.subject)} characters; say it in {SUBJECT_LENGTH} (reword the commit).",
+            f"the subject has {len(patch.subject)} characters; say it in {SUBJECT_LENGTH} (reword the "
+            "commit).",
         )
     if not is_imperative(patch.subject):
         yield Problem(
@@ -105,7 +84,8 @@ def _header(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Proble
         yield Problem(
             path,
             at,
-            f"the message does not say why (it has fewer than {WORDS_OF_WHY} words): what upstream does, why that is wrong for us, how it was proved.",
+            f"the message does not say why (it has fewer than {WORDS_OF_WHY} words): "
+            "what upstream does, why that is wrong for us, how it was proved.",
         )
     for place, text in enumerate(lines[: _start_of_diff(lines)], 1):
         if match := re.search(r"--(?:patch|through) \d+|\b[Pp]atch(?:es)? \d+\b", text):
@@ -172,7 +152,8 @@ def _diff(path: Path, lines: list[str]) -> Iterator[Problem]:
             yield Problem(
                 path,
                 at,
-                f"more than {CONTEXT_LINES} lines of context around a change; nox -s export writes {CONTEXT_LINES}.",
+                f"more than {CONTEXT_LINES} lines of context around a change; "
+                f"nox -s export writes {CONTEXT_LINES}.",
             )
 
 
@@ -187,7 +168,8 @@ def _hooks(path: Path, patch: model.Patch, lines: list[str], added: Collection[s
         yield Problem(
             path,
             1,
-            f"quotes {quoted} lines of upstream's, which is too much context; split the patch, or touch fewer places.",
+            f"quotes {quoted} lines of upstream's, which is too much context; "
+            "split the patch, or touch fewer places.",
         )
 
 
@@ -197,13 +179,14 @@ _WHERE = "patches touch setup.py, flash_attn/**.py and csrc/flash_attn/, and add
 def is_ours_to_touch(name: str) -> bool:
     """Whether a patch may change or add this file.
 
-    >>> [is_ours_to_touch(n) for n in ("setup.py", "csrc/flash_attn/src/fork.h", "flash_attn/x.py", "csrc/cutlass/include/a.h", "../x.py", "notes.txt")]
+    >>> names = "setup.py", "csrc/flash_attn/src/fork.h", "flash_attn/x.py"
+    >>> [is_ours_to_touch(name) for name in (*names, "csrc/cutlass/include/a.h", "../x.py", "notes.txt")]
     [True, True, True, False, False, False]
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or path.parts[:2] == ("csrc", "cutlass"):
         return False
-    return upstream.is_wanted(path)
+    return build_inputs.is_build_input(path)
 
 
 def _as_problem(path: Path, error: SeriesError) -> Problem:
@@ -236,34 +219,34 @@ def check_patch(path: Path, added: set[str]) -> list[Problem]:
 
 def check(folder: Path) -> list[Problem]:
     """Every problem of a series: of its listing, its files, and each patch."""
-    listing = folder / model.LISTING
+    series_file = folder / listing.LISTING
     try:
-        entries, _ = model.listing(folder)
+        entries, _ = listing.read(folder)
     except SeriesError as e:
-        return [_as_problem(listing, e)]
+        return [_as_problem(series_file, e)]
     problems = []
     added: set[str] = set()
     names = [entry.name for entry in entries]
     for path in sorted(folder.iterdir()):
-        if path.name in names or path.name == model.LISTING:
+        if path.name in names or path.name == listing.LISTING:
             continue
         if path.suffix == ".patch":
             problems.append(
                 Problem(
-                    listing, len(names) + 1, f"does not name {path.name}; add a line, or delete the file."
+                    series_file, len(names) + 1, f"does not name {path.name}; add a line, or delete the file."
                 )
             )
         elif not path.name.startswith("."):
             problems.append(
-                Problem(path, 1, f"is no patch; {folder.name}/ holds patches and {model.LISTING}.")
+                Problem(path, 1, f"is no patch; {folder.name}/ holds patches and {listing.LISTING}.")
             )
     if not names:
-        problems.append(Problem(listing, 1, "names no patch."))
+        problems.append(Problem(series_file, 1, "names no patch."))
     for place, entry in enumerate(entries, 1):
         if not entry.name.startswith(f"{place:04}-"):
             problems.append(
                 Problem(
-                    listing,
+                    series_file,
                     entry.line,
                     f"{entry.name} is patch {place} of the series; nox -s export names it {place:04}-…",
                 )

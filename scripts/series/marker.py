@@ -42,7 +42,9 @@ def pin_key(pin: Upstream) -> str:
 
 
 def read_marker(root: Path) -> Applied | None:
-    """What was applied to a tree; None for a tree that is not ours. Of an older format the commit alone counts.
+    """What was applied to a tree; None for a tree that is not ours.
+
+    Of an older format the commit alone counts.
 
     Raises:
         SeriesError: the note is damaged.

@@ -1,12 +1,12 @@
-"""The patch series as a model: its files, read and checked. Git is asked one thing: why a diff cannot be read.
+"""The patch series as a model: its files, read and checked.
 
-A patch is a mail file of ``git format-patch``: prose, trailers, diff. ``series`` gives the order, one name a
-line, with comments after ``#``.
+Git is asked one thing: why a diff cannot be read.
+
+A patch is a mail file of ``git format-patch``: prose, trailers, diff.
 """
 
 from __future__ import annotations
 
-import codecs
 import email.policy
 import hashlib
 import re
@@ -19,6 +19,7 @@ from unidiff.patch import PatchSet
 
 from scripts.base import git
 from scripts.base.errors import SeriesError
+from scripts.series import listing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,6 @@ FEATURES = ("any-input", "build", "determinism", "long-sequences", "mask-bias")
 STATUSES = "Pending, Submitted [where], Backport [commit] or Inappropriate [why]"
 _STATUS = re.compile(r"Pending|(Submitted|Backport|Inappropriate) \[[^\]\s][^\]]*\]")
 _TRAILER = re.compile(r"(Upstream-Status|Feature|Guard): *(.*)")
-LISTING = "series"
 
 
 @dataclass(frozen=True)
@@ -73,64 +73,53 @@ class Series:
     patches: tuple[Patch, ...]
 
     def digest(self, base: str) -> str:
-        """SHA-256 over the commit id of the base, which stands for upstream's files, the order and the bytes of every patch."""
+        """SHA-256 over the base's commit id, and the order and the bytes of every patch.
+
+        The commit id stands for upstream's files.
+        """
         sha = hashlib.sha256()
         for part in (base.encode(), *(x for p in self.patches for x in (p.name.encode(), p.content))):
             sha.update(len(part).to_bytes(8, "big") + part)
         return sha.hexdigest()
 
     def named(self, text: str) -> int:
-        """The place of the patch that a user means: a number (``3``, ``0003``), a file name, or a part of one that is in no other.
+        """The place of the patch that a user means.
+
+        Args:
+            text: a number (``3``, ``0003``), a file name, or words of a name or subject that no other has.
 
         Raises:
             SeriesError: none or several fit.
         """
         if text.isdecimal():
-            found = [
-                i for i, p in enumerate(self.patches) if p.number.isdecimal() and int(p.number) == int(text)
-            ]
+            numbers = [int(p.number) if p.number.isdecimal() else None for p in self.patches]
+            places = [i for i, number in enumerate(numbers) if number == int(text)]
         else:
-            wanted = text.removesuffix(".patch").rsplit("/", 1)[-1]
-            exact = [i for i, p in enumerate(self.patches) if p.name == f"{wanted}.patch"]
-            found = exact or [
-                i
-                for i, p in enumerate(self.patches)
-                if wanted and wanted.lower() in f"{p.name} {p.subject}".lower()
-            ]
-        if len(found) != 1:
-            names = "\n".join("    " + p.name for i, p in enumerate(self.patches) if i in found or not found)
-            raise SeriesError(
-                f"{text!r} names {'no patch of the series, which has' if not found else 'several patches'}:\n{names}"
+            name = text.removesuffix(".patch").rsplit("/", 1)[-1]
+            places = [i for i, p in enumerate(self.patches) if p.name == f"{name}.patch"]
+            words = [f"{p.name} {p.subject}".lower() for p in self.patches] if name else []
+            places = places or [i for i, about in enumerate(words) if name.lower() in about]
+        if len(places) != 1:
+            names = "\n".join(
+                "    " + p.name for i, p in enumerate(self.patches) if i in places or not places
             )
-        return found[0]
+            raise SeriesError(
+                f"{text!r} names "
+                f"{'no patch of the series, which has' if not places else 'several patches'}:\n{names}"
+            )
+        return places[0]
 
     def upto(self, count: int) -> Series:
         """The first patches alone."""
         return Series(self.folder, self.patches[:count])
 
 
-def text_of(path: Path) -> str:
-    """A file's text; a SeriesError names the place where it is not UTF-8."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as e:
-        raise SeriesError(f"{path}: no such file. Take it back (git checkout -- {path}).") from e
-    except OSError as e:
-        raise SeriesError(f"{path}: {e.strerror}.") from e
-    if content.startswith(codecs.BOM_UTF8):
-        raise SeriesError(f"{path}:1: starts with a byte order mark; save the file as UTF-8 without one.")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as e:
-        line = content[: e.start].count(b"\n") + 1
-        raise SeriesError(f"{path}:{line}: not UTF-8: {e.reason} (byte {content[e.start]:#04x}).") from e
-
-
 def damaged(path: Path, flaw: str) -> str:
     """What to say of a patch whose diff cannot be read, and where."""
     at = re.search(r"line (\d+)", flaw)
     place = f"{path}:{at[1]}" if at else path
-    return f"{place}: the diff is damaged: {flaw}. Take the file back (git checkout -- {path}), or, if no commit has it, write it again with nox -s export."
+    remedy = "or, if no commit has it, write it again with nox -s export"
+    return f"{place}: the diff is damaged: {flaw}. Take the file back (git checkout -- {path}), {remedy}."
 
 
 def _files(path: Path, text: str, start: int) -> tuple[FileChange, ...]:
@@ -152,7 +141,7 @@ def _files(path: Path, text: str, start: int) -> tuple[FileChange, ...]:
 
 def parse_patch(path: Path) -> Patch:
     """Read one patch; a SeriesError names line and fix of the first thing its header lacks."""
-    text = text_of(path)
+    text = listing.text_of(path)
     if "\r\n" in text.partition("\n\n")[0]:
         raise SeriesError(
             f"{path}:1: lines end with carriage returns; write the file with line feeds "
@@ -162,14 +151,16 @@ def parse_patch(path: Path) -> Patch:
     subject = re.sub(r"^\[PATCH[^\]]*\] *", "", str(message["Subject"] or "").replace("\n", ""))
     if not subject:
         raise SeriesError(
-            f"{path}:1: no Subject; patches are mail files written by git format-patch (nox -s export writes them)."
+            f"{path}:1: no Subject; patches are mail files written by git format-patch (nox -s export writes "
+            "them)."
         )
     head, _, payload = text.partition("\n\n")
     body, separator, diff = f"\n{payload}".partition("\n---\n")
     body = body.removeprefix("\n")
     if not separator or "\ndiff --git " not in "\n" + diff:
         raise SeriesError(
-            f"{path}:{text.count(chr(10)) + 1}: no diff after the message, or a line '---' within the message."
+            f"{path}:{text.count(chr(10)) + 1}: no diff after the message, or a line '---' within the "
+            "message."
         )
     first = head.count("\n") + 3  # the line that the message's body starts in
     prose, trailers = _prose_and_trailers(path, body, first)
@@ -187,7 +178,10 @@ def parse_patch(path: Path) -> Patch:
 
 
 def _prose_and_trailers(path: Path, body: str, first: int) -> tuple[str, dict[str, list[tuple[int, str]]]]:
-    """A message's text, and the lines and values of its trailers by name; ``first`` is the line it starts in."""
+    """A message's text, and the lines and values of its trailers by name.
+
+    ``first`` is the line that it starts in.
+    """
     trailers: dict[str, list[tuple[int, str]]] = {"Upstream-Status": [], "Feature": [], "Guard": []}
     prose = []
     for number, line in enumerate(body.split("\n"), first):
@@ -225,76 +219,21 @@ def _trailer(path: Path, body: str, first: int, trailers: dict[str, list[tuple[i
     return value
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One line of ``series`` that names a patch, with the comments that belong to it."""
-
-    name: str
-    line: int
-    before: tuple[str, ...]  # the comment lines and empty lines above
-    after: str  # a comment in the same line, with the space before it
-
-
-def name_in(line: str) -> str:
-    """The file name in a line of ``series``; empty for a comment."""
-    return line.partition("#")[0].strip()
-
-
 def digests(folder: Path) -> dict[str, str]:
     """The sha256 of every patch that lies in a folder, whatever ``series`` names, by file name."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.glob("*.patch")}
 
 
-def listing(folder: Path) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
-    """The entries of ``series``, and the comments after the last."""
-    path = folder / LISTING
-    entries: list[Entry] = []
-    above: list[str] = []
-    for number, line in enumerate(text_of(path).splitlines(), 1):
-        name = name_in(line)
-        if not name:
-            above.append(line.rstrip())
-            continue
-        if "/" in name or "\\" in name or not name.endswith(".patch"):
-            raise SeriesError(
-                f"{path}:{number}: {name!r} is no patch's file name; write one NAME.patch of {folder.name}/ a line, comments after '#'."
-            )
-        earlier = next((e for e in entries if e.name == name), None)
-        if earlier:
-            raise SeriesError(
-                f"{path}:{number}: {name} is already named in line {earlier.line}; delete one of the two."
-            )
-        if not (folder / name).is_file():
-            raise SeriesError(f"{path}:{number}: {folder / name} does not exist; add it, or delete the line.")
-        after = line[line.index("#") :].rstrip() if "#" in line else ""
-        entries.append(Entry(name, number, tuple(above), f"  {after}" if after else ""))
-        above = []
-    return tuple(entries), tuple(above)
-
-
-def render_listing(names: list[str], old: tuple[Entry, ...], footer: tuple[str, ...]) -> str:
-    """``series`` for these names, with the comments of those that were there before, whatever their number was."""
-    comments = {_slug(e.name): e for e in old}
-    lines: list[str] = []
-    for name in names:
-        entry = comments.pop(_slug(name), None)
-        lines += [*(entry.before if entry else ()), name + (entry.after if entry else "")]
-    return "".join(line + "\n" for line in (*lines, *footer))
-
-
-def _slug(name: str) -> str:
-    """A patch's name without its number."""
-    return re.sub(r"^\d+-", "", name)
-
-
 def read(folder: Path) -> Series:
     """Read ``series`` and the patches it names; every patch in the folder must be named once."""
-    entries, _ = listing(folder)
+    entries, _ = listing.read(folder)
     named = {entry.name for entry in entries}
     if stray := sorted(p.name for p in folder.glob("*.patch") if p.name not in named):
         raise SeriesError(
-            f"{folder / LISTING}: does not name {', '.join(stray)}; add a line, or delete the file (git clean -f {folder.name}, after a git checkout of other patches)."
+            f"{folder / listing.LISTING}: does not name {', '.join(stray)}; "
+            f"add a line, or delete the file (git clean -f {folder.name}, after a git checkout of other "
+            "patches)."
         )
     if not entries:
-        raise SeriesError(f"{folder / LISTING}: names no patch.")
+        raise SeriesError(f"{folder / listing.LISTING}: names no patch.")
     return Series(folder, tuple(parse_patch(folder / entry.name) for entry in entries))

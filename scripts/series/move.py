@@ -1,8 +1,8 @@
 """Move patches to another base, one at a time, with git's merge backend; say what became of each and why.
 
-A cherry-pick is the step of ``git rebase --onto``: a merge of whole files whose common ancestor is the patch's
-own parent. ``git am -3`` is not: where upstream has two identical blocks and removed the first, it puts a
-hunk into the wrong one and reports success.
+A cherry-pick is the step of ``git rebase --onto``: a merge of whole files whose common ancestor is the
+patch's own parent. ``git am -3`` is not: where upstream has two identical blocks and removed the first, it
+puts a hunk into the wrong one and reports success.
 """
 
 from __future__ import annotations
@@ -90,11 +90,14 @@ class Workspace:
 
 
 def workspace(folder: Path, series: Series, pin: Upstream, checkout: Checkout, release: Release) -> Workspace:
-    """Make ``folder`` a repository in which the series can move from the pin to a release; HEAD is the new base."""
+    """Make ``folder`` a repository in which the series can move from the pin to a release.
+
+    HEAD is the new base.
+    """
     applied = work_tree.apply(series, pin, checkout, folder)
     repository = Repository(folder, SeriesError)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name + ".") as aside:
-        fresh = Path(aside) / "base"
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name + ".") as temporary:
+        fresh = Path(temporary) / "base"
         new_base = work_tree.make_base(fresh, release.pin, release.checkout)
         repository.run("fetch", "--quiet", "--no-tags", str(fresh), "HEAD")
     repository.run("update-ref", "refs/series/new-base", new_base)

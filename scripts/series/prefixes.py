@@ -100,11 +100,13 @@ def bisect(series: Series, tree: Commits, command: str, build: Path) -> tuple[st
         runs.append(run(0))
         if runs[1].status == UNTESTABLE:
             raise UsageError(
-                f"{command!r} cannot be tested on upstream without any patch (125); there is no passing end to start from."
+                f"{command!r} cannot be tested on upstream without any patch (125); "
+                "there is no passing end to start from."
             )
         if not runs[1].passed:
             raise UsageError(
-                f"{command!r} fails on upstream without any patch (status {runs[1].status}); no patch is to blame."
+                f"{command!r} fails on upstream without any patch (status {runs[1].status}); "
+                "no patch is to blame."
             )
         good, bad, untestable = 0, len(series.patches), set[int]()
         while candidates := [i for i in range(good + 1, bad) if i not in untestable]:
@@ -118,7 +120,8 @@ def bisect(series: Series, tree: Commits, command: str, build: Path) -> tuple[st
                 bad = place
         if bad - good > 1:
             raise UsageError(
-                f"one of {', '.join(p.name for p in series.patches[good:bad])}; those before the last could not be tested (125)."
+                f"one of {', '.join(p.name for p in series.patches[good:bad])}; "
+                "those before the last could not be tested (125)."
             )
         return series.patches[bad - 1].name, runs
 

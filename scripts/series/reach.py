@@ -26,15 +26,15 @@ def includes(repository: Repository, commit: str) -> dict[str, frozenset[str]]:
     """For every source of upstream's and ours the sources that it includes, directly."""
     names = repository.files(commit, _SOURCES)
     by_name = {name.rsplit("/", 1)[-1]: name for name in names}
-    found = {}
+    included = {}
     for name in names:
         if name.endswith((".h", ".cu", ".cpp", ".cuh")):
             text = repository.read(f"{commit}:{name}").decode("utf-8", errors="replace")
             listed = re.findall(r'^\s*#\s*include\s*[<"]([^">]+)[">]', text, re.MULTILINE)
-            found[name] = frozenset(
+            included[name] = frozenset(
                 by_name[i.rsplit("/", 1)[-1]] for i in listed if i.rsplit("/", 1)[-1] in by_name
             )
-    return found
+    return included
 
 
 def _reach(graph: dict[str, frozenset[str]], start: str) -> set[str]:
@@ -72,7 +72,10 @@ class Reach:
 
 
 def _places(repository: Repository, base: str, commit: str) -> Iterator[str]:
-    """Upstream's lines that a commit replaces or adds lines between; blame knows where they were before other patches moved them."""
+    """Upstream's lines that a commit replaces or adds lines between.
+
+    Blame knows where they were before other patches moved them.
+    """
     diff = repository.run(
         "show", "--format=", "--no-renames", "--no-ext-diff", "--unified=1", commit, writes=False
     )

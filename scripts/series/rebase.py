@@ -54,7 +54,7 @@ class Rebase:
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         work_tree.sweep(path)
-        begun = Path(tempfile.mkdtemp(dir=path.parent, prefix=work_tree.aside_prefix(path)))
+        begun = Path(tempfile.mkdtemp(dir=path.parent, prefix=work_tree.temporary_prefix(path)))
         try:
             space = move.workspace(
                 begun / self.folder.source.name, patches, matrix.upstream, checkout, release
@@ -82,7 +82,7 @@ class Rebase:
         """Go on, with what a person made of the patch that stopped it."""
         state = self.folder.load()
         if state.stopped or self._picking(state):
-            state = rebase_resolution.take(self.folder, state)
+            state = rebase_resolution.take_resolution(self.folder, state)
             _tell(state)
         elif len(state.done) < len(state.patches):
             self._clear(state)
@@ -121,8 +121,8 @@ class Rebase:
         where = f"What was resolved stays in {kept / self.folder.source.name} until the next one is dropped."
         if left_alone:
             return (
-                "The rebase is dropped. What it had begun to write has changed since, or its state is damaged, "
-                f"and was left alone: look at git diff. {where}"
+                "The rebase is dropped. What it had begun to write has changed since, or its state is "
+                f"damaged, and was left alone: look at git diff. {where}"
             )
         return f"The rebase is dropped; patches/ and wheel_matrix.toml are as they were. {where}"
 
@@ -180,8 +180,9 @@ class Rebase:
         whole = judged.outcome in (move.Outcome.LANDED_IDENTICAL, move.Outcome.EMPTY)
         if whole or judged.outcome is move.Outcome.LANDED_MODIFIED:
             lines.append(f"  left out, if upstream has all of it: {SKIP}")
+        bases = f"{state.old_base[:12]} {state.new_base[:12]}"
         lines += [
-            f"  what {new} changed there: git -C {source} diff {state.old_base[:12]} {state.new_base[:12]} -- FILE",
+            f"  what {new} changed there: git -C {source} diff {bases} -- FILE",
             f"  the patch as it was:      git -C {source} show {commit[:12]}   (against {old})",
         ]
         if whole:

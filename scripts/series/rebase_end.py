@@ -1,4 +1,7 @@
-"""The end of a rebase: check the moved series, write it with its pin and CHANGES.md, and report; or put all of it back."""
+"""The end of a rebase: check the moved series, write it and report; or put all of it back.
+
+Its pin and CHANGES.md are written with it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ def _digest(path: Path) -> str:
 
 
 def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Report:
-    """Write the moved series, when it is well-formed and its guards hold; the report. The rebase's folder goes.
+    """Write the moved series, when it is well-formed and its guards hold; the report.
+
+    The rebase's folder goes.
 
     Raises:
         ActionNeeded: a person must amend something first; nothing was written unless the message says so.
@@ -68,14 +73,15 @@ def _exported(folder: Folder, state: State) -> dict[str, bytes]:
         patches = export.exported_patches(folder.repository, state.new_base)
     except SeriesError as e:
         raise ActionNeeded(
-            f"{e}\n  amend it in {folder.source} (git rebase -i {state.new_base[:12]}), then {GO_ON}; or {ABORT}"
+            f"{e}\n  amend it in {folder.source} (git rebase -i {state.new_base[:12]}), then {GO_ON}; "
+            f"or {ABORT}"
         ) from e
     expected = [d.patch for d in state.done if not d.reason]
     if len(patches) != len(expected):
         raise ActionNeeded(
-            f"{folder.source} holds {len(patches)} commits on the new base, and {len(expected)} patches were moved: "
-            f"{', '.join(expected)}. Put them back (git reflog), then {GO_ON}. A patch is left out by --skip, or "
-            f"after the rebase; or {ABORT}."
+            f"{folder.source} holds {len(patches)} commits on the new base, and {len(expected)} patches "
+            f"were moved: {', '.join(expected)}. Put them back (git reflog), then {GO_ON}. A patch is left "
+            f"out by --skip, or after the rebase; or {ABORT}."
         )
     if not patches:
         raise SeriesError(f"no patch is left; {ABORT}.")
@@ -100,7 +106,8 @@ def _gate(folder: Folder, state: State, patches: dict[str, bytes], compiler: gua
         listed = "\n".join("    " + p for p in problems)
         raise ActionNeeded(
             f"every patch has moved, and the series is not yet good:\n{listed}\n"
-            f"  amend the commits in {folder.source} (git rebase -i {state.new_base[:12]}), then {GO_ON}; or {ABORT}"
+            f"  amend the commits in {folder.source} (git rebase -i {state.new_base[:12]}), then {GO_ON}; "
+            f"or {ABORT}"
         )
 
 
@@ -139,7 +146,8 @@ def _write(folder: Folder, state: State, patches: dict[str, bytes]) -> str:
         known = (_digest(folder.path / "before" / name), earlier.get(name), state.wrote[name])
         if _digest(root / name) not in known:
             raise ActionNeeded(
-                f"{root / name} changed since the rebase began to write; take that back, then {GO_ON}; or {ABORT}."
+                f"{root / name} changed since the rebase began to write; take that back, then {GO_ON}; "
+                f"or {ABORT}."
             )
     export.write_folder(root / "patches", patches, dropped)
     for name in WRITTEN[1:]:
@@ -184,7 +192,7 @@ def _report(folder: Folder, state: State, submodule: str) -> Report:
 
 def _remove(folder: Folder) -> None:
     """The folder goes in one step, so that a kill leaves a rebase or none."""
-    place = tempfile.mkdtemp(dir=folder.path.parent, prefix=work_tree.aside_prefix(folder.path))
+    place = tempfile.mkdtemp(dir=folder.path.parent, prefix=work_tree.temporary_prefix(folder.path))
     folder.path.replace(Path(place) / "gone")
     shutil.rmtree(place)
 

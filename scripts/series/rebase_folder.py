@@ -66,7 +66,8 @@ class Folder:
                 raise SeriesError(f"{self.source} has lost {what}, {commit}; {_DROP}.")
         if repository.resolve("refs/series/backup") != state.tip:
             raise SeriesError(
-                f"{self.source}: refs/series/backup is not the series that was to be moved; {ABORT} drops the rebase."
+                f"{self.source}: refs/series/backup is not the series that was to be moved; "
+                f"{ABORT} drops the rebase."
             )
         return state
 

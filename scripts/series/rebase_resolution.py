@@ -1,4 +1,4 @@
-"""What a person made of the patch that stopped a rebase: taken when it is whole, refused with what is left to do."""
+"""What a person made of the patch that stopped a rebase: taken when it is whole, else refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scripts.series.rebase_folder import Folder
 
 
-def take(folder: Folder, state: State) -> State:
+def take_resolution(folder: Folder, state: State) -> State:
     """Record the resolution of the next patch.
 
     Raises:
@@ -31,13 +31,14 @@ def take(folder: Folder, state: State) -> State:
         raise ActionNeeded(f"{source} has uncommitted changes; commit them as {name}, then {GO_ON}.")
     if head == before:
         raise ActionNeeded(
-            f"{name} has no commit in {source}. Commit it there (git cherry-pick {commit[:12]} begins it again), "
-            f"or say why it is left out: {SKIP}."
+            f"{name} has no commit in {source}. Commit it there (git cherry-pick {commit[:12]} begins it "
+            f"again), or say why it is left out: {SKIP}."
         )
     parents = repository.run("log", "-1", "--format=%P", head, writes=False).split()
     if parents != [before]:
         raise ActionNeeded(
-            f"{source}: HEAD is to be one commit, {name}, on {before[:12]}. Put it there (git rebase -i), then {GO_ON}."
+            f"{source}: HEAD is to be one commit, {name}, on {before[:12]}. "
+            f"Put it there (git rebase -i), then {GO_ON}."
         )
     if not repository.run("diff", "--name-only", before, head, writes=False):
         raise ActionNeeded(
@@ -68,5 +69,6 @@ def _refuse_markers(repository: Repository, name: str, *between: str) -> None:
     _, report, _ = repository.attempt("diff", "--check", *between)
     if places := re.findall(r"^(.+:\d+): leftover conflict marker", report, re.MULTILINE):
         raise ActionNeeded(
-            f"{repository.root}/{places[0]}: a conflict of {name} is not resolved. Edit the file, then {GO_ON}."
+            f"{repository.root}/{places[0]}: a conflict of {name} is not resolved. "
+            f"Edit the file, then {GO_ON}."
         )

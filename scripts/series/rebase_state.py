@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from scripts.base.documents import Document
-from scripts.series import model
+from scripts.series import listing
 from scripts.source.matrix_tables import Upstream
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ GO_ON = "nox -s rebase -- --continue"
 SKIP = "nox -s rebase -- --skip --reason 'WHY'"
 ABORT = "nox -s rebase -- --abort"
 WRITTEN = ("patches", "wheel_matrix.toml", "CHANGES.md")  # by the end of a rebase
-BESIDE = (f"patches/{model.LISTING}", *WRITTEN[1:])  # of those, what is no patch
+BESIDE = (f"patches/{listing.LISTING}", *WRITTEN[1:])  # of those, what is no patch
 STATE = "state.json"  # in the folder of a rebase
 
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def keep_commits(repository: Repository, old: Path) -> str:
-    """Take over the commits of the tree that is replaced, its linked work trees' and stashes too; under which ref.
+    """Take over the commits of a tree that is replaced, its linked work trees' and stashes too.
+
+    Returns the ref that they are under. Exported commits may be in no patch any more.
 
     Exported commits may be in no patch any more.
 
@@ -30,7 +32,8 @@ def keep_commits(repository: Repository, old: Path) -> str:
         loose = former.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
         former.run("update-ref", "refs/heads/uncommitted", loose)
         console.warn(
-            f"{old} had changes that were not committed; they are kept as the commit {place}/heads/uncommitted"
+            f"{old} had changes that were not committed; they are kept as the commit "
+            f"{place}/heads/uncommitted"
         )
     for number, stash in enumerate(former.run("stash", "list", "--format=%H", writes=False).split()):
         former.run("update-ref", f"refs/stashes/{number}", stash)

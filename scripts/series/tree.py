@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from scripts.source.matrix_tables import Upstream
 
 AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
-_KEEP_OR_DROP = "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, keeping its commits and stashes under refs/replaced"
+_KEEP_OR_DROP = (
+    "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, "
+    "keeping its commits and stashes under refs/replaced"
+)
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,9 @@ class Snapshot:
             for path in sorted(self.root.glob(pattern)):
                 if path.is_file() and not path.name.startswith(".") and path.stat().st_ctime_ns > self.seen:
                     raise SeriesError(
-                        f"{path} changed while it was being built from. Nothing that may be of both states was kept; build again. "
-                        "(Nobody wrote it? Then the clock was set back: nox -s apply -- --reset)"
+                        f"{path} changed while it was being built from. Nothing that may be of both states "
+                        "was kept; build again. (Nobody wrote it? Then the clock was set back: nox -s apply "
+                        "-- --reset)"
                     )
 
 
@@ -86,7 +90,10 @@ def in_progress(root: Path) -> str | None:
 
 
 def try_patch(repository: Repository, path: Path) -> tuple[int, str]:
-    """Whether git could apply a patch to the work tree, as an exit status, and what it says of each hunk; nothing is changed."""
+    """Whether git could apply a patch to the work tree, and what it says of each hunk.
+
+    Nothing is changed. The first is git's exit status.
+    """
     status, out, err = repository.attempt("apply", "--check", "--verbose", "--whitespace=nowarn", str(path))
     return status, f"{out}\n{err}"
 
@@ -178,18 +185,21 @@ def reusable(series: Series, pin: Upstream, root: Path) -> Tree | None:
 
 def sweep(root: Path) -> None:
     """Remove what killed runs left beside a folder."""
-    for left in root.parent.glob(f"{aside_prefix(root)}*"):
+    for left in root.parent.glob(f"{temporary_prefix(root)}*"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
 
 
-def aside_prefix(root: Path) -> str:
+def temporary_prefix(root: Path) -> str:
     """How the folders begin in which another is made aside; no name that a person would give."""
     return f".{root.name}.fa2-aside-"
 
 
 def make_base(root: Path, pin: Upstream, checkout: upstream.Checkout) -> str:
-    """Make a repository of upstream's files as they are; the commit's id follows from them and the release's name."""
+    """Make a repository of upstream's files as they are; the id of its one commit.
+
+    The id follows from the files and the release's name.
+    """
     upstream.materialise(checkout, root)
     repository = Repository.create(root, SeriesError)
     repository.run("add", "--all", "--force")
@@ -208,7 +218,7 @@ def _folder_beside(root: Path) -> Path:
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         sweep(root)
-        return Path(tempfile.mkdtemp(dir=root.parent, prefix=aside_prefix(root)))
+        return Path(tempfile.mkdtemp(dir=root.parent, prefix=temporary_prefix(root)))
     except OSError as e:
         raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
 
@@ -250,9 +260,9 @@ def apply(
     """
     if (reused := _reuse(series, pin, root, reset=reset)) is not None:
         return reused
-    aside = _folder_beside(root)
+    temporary = _folder_beside(root)
     try:
-        work = aside / "tree"
+        work = temporary / "tree"
         base = make_base(work, pin, checkout)
         repository = Repository(work, SeriesError)
         for patch in series.patches:
@@ -265,4 +275,4 @@ def apply(
         _put_in_place(work, root)
         return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)), seen=_moment(root))
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

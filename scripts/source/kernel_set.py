@@ -64,8 +64,8 @@ _WORDS: dict[str, tuple[str, Any]] = {
 def parse_kernels(text: str) -> tuple[Kernel, ...]:
     """Kernels that a choice such as ``hdim64,fp16,fwd`` or ``all`` names.
 
-    A kind of word (head dim, dtype, pass, causal or full) that is absent means all of its values. With ``no-bias`` they
-    do without attn_mask and attn_bias.
+    A kind of word (head dim, dtype, pass, causal or full) that is absent means all of its values. With
+    ``no-bias`` they do without attn_mask and attn_bias.
 
     >>> [k.name for k in parse_kernels("hdim64,fp16,fwd")]
     ['fwd_hdim64_fp16', 'fwd_hdim64_fp16_causal']
@@ -101,7 +101,9 @@ def parse_kernels(text: str) -> tuple[Kernel, ...]:
 
 
 def spell_kernels(kernels: Iterable[Kernel]) -> tuple[str, ...]:
-    """The words that name these kernels for :func:`parse_kernels`; they may name more where the kernels are no product of kinds.
+    """The words that name these kernels for :func:`parse_kernels`.
+
+    They name more where the kernels are no product of kinds.
 
     >>> spell_kernels(parse_kernels("hdim64,fp16,fwd"))
     ('hdim64', 'fp16', 'fwd')

@@ -24,6 +24,7 @@ from scripts.source.matrix_tables import (
 )
 from scripts.source.mistakes import explain, mistake_at
 
+# Not tomlkit, which pin.py edits with: of a key that is there twice it names no line.
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -100,21 +101,21 @@ def _keys_allowed(location: Sequence[str | int]) -> list[str]:
 def _shared_ptx(path: Path, text: str, parsed: MatrixFile) -> dict[str, tuple[str, ...]]:
     shared: dict[str, tuple[str, ...]] = {}
     seen: dict[str, str] = {}
-    for base, others in parsed.shared_ptx.items():
-        for other in others:
-            if int(other) <= int(base):
+    for base, following in parsed.shared_ptx.items():
+        for later in following:
+            if int(later) <= int(base):
                 raise mistake_at(
                     path,
                     text,
                     ("shared-ptx", base),
-                    f"{other} is no later than {base}, whose PTX it would be made from",
+                    f"{later} is no later than {base}, whose PTX it would be made from",
                 )
-            if other in seen:
+            if later in seen:
                 raise mistake_at(
-                    path, text, ("shared-ptx", base), f"{other} is made from the PTX of {seen[other]} already"
+                    path, text, ("shared-ptx", base), f"{later} is made from the PTX of {seen[later]} already"
                 )
-            seen[other] = base
-        shared[base] = tuple(others)
+            seen[later] = base
+        shared[base] = tuple(following)
     return shared
 
 
@@ -127,7 +128,8 @@ def too_early(cuda: str, architectures: Iterable[str]) -> str | None:
     """
     for architecture in architectures:
         if Version(cuda) < Version(FIRST_CUDA[architecture]):
-            return f"nvcc {cuda} knows no compute capability {architecture} (CUDA {FIRST_CUDA[architecture]} and later)"
+            since = f"CUDA {FIRST_CUDA[architecture]} and later"
+            return f"nvcc {cuda} knows no compute capability {architecture} ({since})"
     return None
 
 
@@ -139,8 +141,8 @@ def _toolkit_mistake(table: TargetTable, toolkits: Iterable[str]) -> str | None:
         return f"{table.toolkit} is no full release of CUDA {table.cuda}, such as {table.cuda}.2"
     if Version(table.cuda) < Version(WHOLE_TOOLKIT_FROM) and table.toolkit not in toolkits:
         return (
-            f"the package index has no compiler of CUDA {table.cuda}; describe {table.toolkit} in [toolkits], "
-            "or leave this key out where the machine or a container must bring it"
+            f"the package index has no compiler of CUDA {table.cuda}; describe {table.toolkit} in "
+            "[toolkits], or leave this key out where the machine or a container must bring it"
         )
     return None
 

@@ -24,19 +24,19 @@ def _line_of(text: str, location: Sequence[str | int]) -> int:
     lines = text.splitlines()
     best = 1
     for depth in range(len(names), 0, -1):
-        wanted = names[:depth]
+        sought = names[:depth]
         table: list[str] = []
         for number, line in enumerate(lines, 1):
             if header := re.match(r"\s*\[([^\[\]]+)\]", line):
                 table = [
                     part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.\s]+', header[1])
                 ]
-                if table == wanted:
+                if table == sought:
                     return number
             elif (key := re.match(r"""\s*("[^"]*"|'[^']*'|[\w-]+)\s*=""", line)) and [
                 *table,
                 key[1].strip("\"'"),
-            ] == wanted:
+            ] == sought:
                 return number
     return best
 

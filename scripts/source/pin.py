@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def write(matrix: Matrix, pin: Upstream) -> bool:
-    """Replace the pin; the old release joins [releases], the fork's revision starts again at 1. Whether anything changed."""
+    """Replace the pin; whether anything changed.
+
+    The old release joins [releases], and the fork's revision starts again at 1.
+    """
     if pin == matrix.upstream:
         return False
     document = tomlkit.parse(matrix.path.read_text(encoding="utf-8"))
@@ -31,19 +34,22 @@ def write(matrix: Matrix, pin: Upstream) -> bool:
         table[key] = value
     document["fork"]["revision"] = 1
     text = _with_release(tomlkit.dumps(document), old, pin)
-    aside = matrix.path.with_name(matrix.path.name + ".part")
-    aside.write_text(text, encoding="utf-8")
+    part = matrix.path.with_name(matrix.path.name + ".part")
+    part.write_text(text, encoding="utf-8")
     try:
-        if model.load(aside).upstream != pin:
+        if model.load(part).upstream != pin:
             raise MatrixError(f"{matrix.path}: the new pin could not be written.")
-        aside.replace(matrix.path)
+        part.replace(matrix.path)
     finally:
-        aside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
     return True
 
 
 def _with_release(text: str, old: Upstream, new: Upstream) -> str:
-    """The old release in the place of the new one in [releases], or after its last line; tomlkit would put it after what follows."""
+    """The old release in the place of the new one in [releases], or after its last line.
+
+    tomlkit would put it after what follows.
+    """
     lines = text.split("\n")
     if "[releases]" not in lines:
         lines[-1:] = ["", "[releases]", ""]
@@ -65,8 +71,9 @@ def write_gitlink(root: Path, pin: Upstream) -> str:
     later = f"git -C upstream fetch --tags, git -C upstream checkout {pin.tag}, git add upstream"
     if pin.commit == UNKNOWN:
         return (
-            f"The commit of {pin.version} is unknown, because it came from the package index alone. Where git reaches upstream: {later}, "
-            "and write commit and cutlass (git -C upstream submodule status) into wheel_matrix.toml."
+            f"The commit of {pin.version} is unknown, because it came from the package index alone. Where "
+            f"git reaches upstream: {later}, and write commit and cutlass (git -C upstream submodule "
+            "status) into wheel_matrix.toml."
         )
     repository = Repository(root, MatrixError)
     if not repository.is_top_level():
@@ -87,7 +94,7 @@ def gitlink(root: Path) -> str:
 
 
 def stage_gitlink(root: Path, commit: str) -> None:
-    """Put the submodule's commit into this repository's index, or with an empty one take the submodule out of it."""
+    """Put the submodule's commit into this repository's index; with an empty one, take the submodule out."""
     entry = (
         ("--add", "--cacheinfo", f"160000,{commit},upstream") if commit else ("--force-remove", "upstream")
     )

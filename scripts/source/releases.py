@@ -14,6 +14,7 @@ from scripts.base import console, pip
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
 from scripts.source import upstream
+from scripts.source.build_inputs import CUTLASS
 from scripts.source.matrix_tables import UNKNOWN, Upstream
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Release:
 
 
 def on_index(distribution: str, config: pip.PipConfig | None = None) -> dict[str, str | None]:
-    """The versions that the package index has an sdist of, oldest first, with the sha256 that it gives for each."""
+    """The versions that the package index has an sdist of, oldest first, each with its sha256."""
     config = config or pip.PipConfig.read()
     with config.client() as session:
         try:
@@ -50,12 +51,12 @@ def on_index(distribution: str, config: pip.PipConfig | None = None) -> dict[str
             raise UpstreamError(
                 f"could not list the releases of {distribution}: {e or type(e).__name__}. Check the network."
             ) from e
-        found = {
+        sha256_by_version = {
             p.version: (p.link.hash_option or {}).get("sha256", [None])[0]
             for p in packages
             if p.version and not p.link.is_wheel
         }
-    return dict(sorted(found.items(), key=lambda item: Version(item[0])))
+    return dict(sorted(sha256_by_version.items(), key=lambda item: Version(item[0])))
 
 
 def _sdist(matrix: Matrix, version: str, sha256: str, how: str, cache: Path) -> Release:
@@ -77,16 +78,16 @@ def _sdist(matrix: Matrix, version: str, sha256: str, how: str, cache: Path) -> 
 def _cutlass(repository: Repository, name: str, commit: str) -> str:
     """The commit of cutlass that a release needs, fetched where it is not there."""
     folder = repository.root
-    entry = repository.run("ls-tree", commit, upstream.CUTLASS, writes=False).split()
+    entry = repository.run("ls-tree", commit, CUTLASS, writes=False).split()
     if entry[:1] != ["160000"]:
         raise UpstreamError(
-            f"{name} of {folder.name} has no submodule {upstream.CUTLASS}; the series cannot be moved there."
+            f"{name} of {folder.name} has no submodule {CUTLASS}; the series cannot be moved there."
         )
     cutlass = entry[2]
-    headers = Repository(folder / upstream.CUTLASS, UpstreamError)
+    headers = Repository(folder / CUTLASS, UpstreamError)
     if not headers.is_top_level():
         raise UpstreamError(
-            f"{folder.name}/{upstream.CUTLASS} is not initialised (git -C upstream submodule update --init {upstream.CUTLASS})."
+            f"{folder.name}/{CUTLASS} is not initialised (git -C upstream submodule update --init {CUTLASS})."
         )
     if _commit(headers, [cutlass]) is None:
         headers.attempt("fetch", "--quiet", "origin", cutlass)
@@ -166,12 +167,13 @@ def find(
         name = stable[-1]
         console.note(f"latest is {name}")
     if source is not upstream.Source.SDIST:
-        found = _from_git(matrix, name, folder)
-        if found is not None:
-            return found
+        release = _from_git(matrix, name, folder)
+        if release is not None:
+            return release
         if source is upstream.Source.GIT:
             raise UpstreamError(
-                f"--source git: the submodule {folder.name} is not initialised, or neither it nor its remote has {name}."
+                f"--source git: the submodule {folder.name} is not initialised, or neither it nor its remote "
+                f"has {name}."
             )
     return _by_version(matrix, name, cache)
 

@@ -65,7 +65,8 @@ def _toolchain(job: Job, python: str | None, *, cache: bool) -> toolchain.Toolch
 def _compile(plan: kernels.Plan, units: list[kernels.Unit], jobs: int | None) -> compiling.Compiled:
     compiled = compiling.compile_units(plan, units, jobs)
     console.note(
-        f"{compiled.built} compiled in {console.duration(compiled.seconds)}; compile cache: {compiled.cache_hits} hits, {compiled.cache_misses} misses"
+        f"{compiled.built} compiled in {console.duration(compiled.seconds)}; compile cache: "
+        f"{compiled.cache_hits} hits, {compiled.cache_misses} misses"
     )
     return compiled
 
@@ -101,7 +102,8 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
     flavour = kernels.STOCK if options.stock else kernels.FORK
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, build, flavour, loaded.shared_ptx)
     console.step(
-        f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; and the binding"
+        f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; "
+        "and the binding"
     )
     binding = kernels.binding_unit(plan)
     compiled = _compile(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
@@ -147,7 +149,8 @@ def _other_settings() -> Iterator[None]:
 def _rebuild(loaded: matrix.Matrix, job: Job, options: BuildOptions, built: Built) -> None:
     """Build once more from nothing (no objects, no compile cache), in another folder; compare byte for byte.
 
-    Torch's environment alone is shared: pip made it, we do not. An interrupted check keeps what it compiled for the next.
+    Torch's environment alone is shared: pip made it, we do not. An interrupted check keeps what it compiled
+    for the next.
     """
     folder = layout.BUILD / "check-reproducible"
     console.step(f"Building again from nothing, in {folder}")
@@ -155,7 +158,8 @@ def _rebuild(loaded: matrix.Matrix, job: Job, options: BuildOptions, built: Buil
         again = build_one(loaded, job, options, Place(folder, folder / "dist", cache=False))
     if again.sha256 != built.sha256:
         raise WheelError(
-            f"{built.path} is not what a build from nothing gives ({again.path}):\n{_difference(built.path, again.path)}"
+            f"{built.path} is not what a build from nothing gives "
+            f"({again.path}):\n{_difference(built.path, again.path)}"
         )
     shutil.rmtree(folder)
     console.done(
@@ -164,7 +168,7 @@ def _rebuild(loaded: matrix.Matrix, job: Job, options: BuildOptions, built: Buil
 
 
 def _difference(ours: Path, theirs: Path) -> str:
-    """What differs between two wheels: diffoscope's account where that is installed, else the names of the files."""
+    """What differs between two wheels: diffoscope's account where it is installed, else names of files."""
     program = shutil.which("diffoscope")
     if program:
         shown = subprocess.run(
@@ -183,7 +187,8 @@ def _difference(ours: Path, theirs: Path) -> str:
             for n in sorted({*a.namelist(), *b.namelist()})
             if n not in a.namelist() or n not in b.namelist() or a.read(n) != b.read(n)
         ]
-    return f"    {', '.join(names) or 'the archive itself, not what is in it'} (pip install diffoscope shows more)"
+    what = ", ".join(names) or "the archive itself, not what is in it"
+    return f"    {what} (pip install diffoscope shows more)"
 
 
 def made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
@@ -227,7 +232,10 @@ def build_all(
 def in_containers(
     loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, asked_image: str | None
 ) -> list[BuildError]:
-    """One container a target: its kernels once, then a wheel for each Python. What failed; a failure stops no other."""
+    """One container a target: its kernels once, then a wheel for each Python. Returns what failed.
+
+    A failure stops no other.
+    """
     by_target: dict[str, list[Job]] = {}
     for job in jobs:
         by_target.setdefault(job.target.name, []).append(job)
@@ -252,7 +260,8 @@ def in_containers(
             image = asked_image or loaded.images.get(first.target.cuda)
             if image is None:
                 raise UsageError(
-                    f"[images] of {loaded.path.name} has none for CUDA {first.target.cuda}; name one with --image."
+                    f"[images] of {loaded.path.name} has none for CUDA {first.target.cuda}; "
+                    "name one with --image."
                 )
             request = containers.Request(
                 first.target, tuple(job.python for job in group), tuple(words), image

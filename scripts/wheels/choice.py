@@ -23,7 +23,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which wheels to build. Nothing said: the default target, for the running Python, with what the target lists."""
+    """Which wheels to build.
+
+    Nothing said: the default target, for the running Python, with what the target lists.
+    """
 
     target: str | None = None  # its name, or a glob
     every_target: bool = False
@@ -48,8 +51,8 @@ def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
         )
     jobs = []
     for target in targets:
-        wanted = target.pythons if choice.pythons == ("all",) else choice.pythons or (None,)
-        for version in wanted:
+        versions = target.pythons if choice.pythons == ("all",) else choice.pythons or (None,)
+        for version in versions:
             try:
                 python = toolchain.check_python(target, version)
             except UsageError as e:

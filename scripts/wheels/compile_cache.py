@@ -1,4 +1,4 @@
-"""The compile cache, sccache: a server of our own, what it answered, and whether that is what it should have."""
+"""The compile cache, sccache: a server of our own, and whether it answered what it should have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _SHARES_FROM = Version(
 
 
 def keeps(plan: Compilation) -> bool:
-    """Whether the compile cache can keep this plan's kernel compiles: sccache runs one ptxas a PTX alone, and then misses the others' output."""
+    """Whether the compile cache can keep this plan's kernel compiles.
+
+    sccache runs one ptxas a PTX alone, and then misses the others' output.
+    """
     cache = plan.toolchain.sccache
     if (
         cache is None
@@ -74,7 +77,8 @@ def server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[str, st
         socket = Path(folder) / "socket"
         env = {
             "SCCACHE_SERVER_UDS": str(socket),
-            # Keeps the clone's path out of the preprocessed text; nvcc's later steps still have it in their key.
+            # Keeps the clone's path out of the preprocessed text; nvcc's later steps still have it in their
+            # key.
             "SCCACHE_BASEDIRS": str(root),
             "SCCACHE_IDLE_TIMEOUT": "0",
         }
@@ -124,7 +128,8 @@ def stats(toolchain: Toolchain, env: dict[str, str]) -> Stats:
         answer = json.loads(shown.stdout)
         stats = answer["stats"]
         hits, misses = (sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses"))
-        # What was compiled is written after the compiler's answer was passed on; the server must live until then.
+        # What was compiled is written after the compiler's answer was passed on; the server must live until
+        # then.
         if stats["cache_writes"] + stats["cache_write_errors"] >= misses or time.monotonic() > deadline:
             return Stats(
                 hits, misses, tuple(stats["not_cached"]), answer["cache_location"], answer["version"]
@@ -136,13 +141,15 @@ def check(told: Stats, tools: Toolchain, units: Sequence[Unit]) -> None:
     """A cache that does not answer costs hours and says nothing; so we do.
 
     Raises:
-        CompileError: a call that the cache refuses, or not one answered of kernel files that went through this cache before.
+        CompileError: a call that the cache refuses, or not one answered of kernel files that went through
+            this cache before.
             (The binding misses it rightly when Python's headers lie elsewhere.)
     """
     if told.refused:
         raise CompileError(
-            f"the compile cache could not keep some calls: {', '.join(told.refused)}. Those are options in scripts/wheels/kernels.py "
-            "that it does not know what to do with. The objects are kept; --no-cache builds without."
+            f"the compile cache could not keep some calls: {', '.join(told.refused)}. Those are options in "
+            "scripts/wheels/kernels.py that it does not know what to do with. The objects are kept; "
+            "--no-cache builds without."
         )
     # With compilers elsewhere, or another sccache, it misses rightly.
     place = digest(told.location, told.version, tools.toolkit.nvcc, tools.cxx)
@@ -162,14 +169,18 @@ def check(told: Stats, tools: Toolchain, units: Sequence[Unit]) -> None:
         and _has_entry_before(told.location, max(seen))
     ):
         raise CompileError(
-            f"the compile cache ({told.location}) answered none of {told.misses} calls, though {len(seen)} of these files went through it before. "
-            "Either it is too small and dropped them (SCCACHE_CACHE_SIZE), or the commands differ from run to run, which is a fault of "
+            f"the compile cache ({told.location}) answered none of {told.misses} calls, though {len(seen)} "
+            "of these files went through it before. Either it is too small and dropped them "
+            "(SCCACHE_CACHE_SIZE), or the commands differ from run to run, which is a fault of "
             "scripts/wheels/kernels.py. The objects are kept: the same command now goes on with them."
         )
 
 
 def _has_entry_before(location: str, moment: float) -> bool:
-    """Whether a cache still has anything from before; one that was emptied since cannot answer. True of a cache that is no folder here."""
+    """Whether a cache still has anything from before; one that was emptied since cannot answer.
+
+    True of a cache that is no folder here.
+    """
     folder = re.search(r'"(.+)"', location)
     if folder is None:
         return True

@@ -1,8 +1,8 @@
 """Compile through ninja and the compile cache, and tell how far it is.
 
-No path of the clone reaches a compiler: commands run in the source tree with relative paths, and nvcc gets kernel
-files at a place that follows from their content. So objects are the same wherever they are made, and one clone's
-compiles answer another's.
+No path of the clone reaches a compiler: commands run in the source tree with relative paths, and nvcc gets
+kernel files at a place that follows from their content. So objects are the same wherever they are made, and
+one clone's compiles answer another's.
 """
 
 from __future__ import annotations
@@ -68,21 +68,24 @@ def _staged(source: Path) -> Path:
     path = layout.cache("units") / hashlib.sha256(text.encode()).hexdigest()[:16] / source.name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{os.getpid()}-{path.name}")  # another build may write the same
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        part = path.with_name(f".{os.getpid()}-{path.name}")  # another build may write the same
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
     return path
 
 
 Work = tuple[Compilation, "Sequence[Unit]"]
 
-# An object is kept under the digest of its sources for good, so it may not be of sources that were edited meanwhile.
-# By the time of change, which a file that is moved here or copied with its own time has as well.
+# An object is kept under the digest of its sources for good, so it may not be of sources that were edited
+# meanwhile. By the time of change, which a file that is moved here or copied with its own time has as well.
 _UNCHANGED = "changed=$$(find csrc -type f ! -name '.*' -cnewer {seen}) && test -z \"$$changed\""
 
 
 def write_ninja(path: Path, work: Sequence[Work]) -> None:
-    """The rules that make objects, as ninja reads them; it starts each plan's units in their order, side by side."""
+    """The rules that make objects, as ninja reads them.
+
+    It starts each plan's units in their order, side by side.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         writer = ninja_syntax.Writer(cast("Any", file), width=10**6)  # annotated as str, used as a file
@@ -93,8 +96,9 @@ def write_ninja(path: Path, work: Sequence[Work]) -> None:
             seen.touch()
             os.utime(seen, ns=(plan.tree.seen, plan.tree.seen))
             for rule in sorted({unit.rule for unit in units}):
-                # An object appears whole or not at all. A generator's object is not made again when its command line
-                # changes: all that matters is in the folder's name, and with or without the cache it is the same.
+                # An object appears whole or not at all. A generator's object is not made again when its
+                # command line changes: all that matters is in the folder's name, and with or without the
+                # cache it is the same.
                 cached = launcher if rule != "nvcc" or kept else ""
                 compile_it = f"cd {quoted([plan.tree.root])} && {cached}{command_of(plan, rule)} -o $out.part"
                 steps = f"{compile_it} && {_UNCHANGED.format(seen=quoted([seen]))} && mv $out.part $out"
@@ -167,7 +171,8 @@ def compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
     """Compile what is not there yet of several plans, whose toolchain and build folder are one.
 
     Returns:
-        The objects, plan after plan, each in the order of its units; one that several plans have is there once.
+        The objects, plan after plan, each in the order of its units; one that several plans have is there
+        once.
 
     Raises:
         CompileError: with the failed command, the end of its output, and where the whole log is.
@@ -240,7 +245,10 @@ def _compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
 def _finished(
     output: Iterable[str], units: Sequence[Unit], record: TextIO, tail: list[str]
 ) -> Iterator[Unit]:
-    """The units that ninja says it compiled, one by one; all that it says goes into ``record`` and ``tail``."""
+    """The units that ninja says it compiled, one by one.
+
+    All that it says goes into ``record`` and ``tail``.
+    """
     by_source = {unit.source: unit for unit in units}
     for line in output:
         record.write(line)
@@ -262,9 +270,13 @@ def _failure(lines: list[str], log: Path, status: int) -> str:
             break
         output.append(line)
     text = "\n".join(output)
-    hint = "An error in a patched header shows here first: look at the line above, in the patch that touches the file."
+    hint = (
+        "An error in a patched header shows here first: "
+        "look at the line above, in the patch that touches the file."
+    )
     if re.search(r"Killed|Cannot allocate memory|out of memory|signal 9", text):
         hint = "The compiler ran out of memory: try fewer at once (--jobs 1)."
     elif "No space left" in text:
         hint = "The disk is full: free some space and run the same command again; what was compiled is kept."
-    return f"{lines[at].removeprefix('FAILED: ').strip()} failed:\n  {command}\n{last_lines(text)}\nThe full log is {log}. {hint}"
+    failed = lines[at].removeprefix("FAILED: ").strip()
+    return f"{failed} failed:\n  {command}\n{last_lines(text)}\nThe full log is {log}. {hint}"

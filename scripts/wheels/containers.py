@@ -1,7 +1,9 @@
-"""Build wheels in containers through cibuildwheel: kernels once in each, then one wheel a Python, repaired, audited and imported.
+"""Build wheels in containers through cibuildwheel.
 
-The container gets the files that git tracks, or would, and nothing else. Kernels, binding and packing are the same commands as
-outside. Compile cache, sdists and pip's downloads are kept between containers.
+Kernels are compiled once in each. Then each Python gets a wheel, which is repaired, audited and imported.
+
+The container gets the files that git tracks, or would, and nothing else. Kernels, binding and packing are the
+same commands as outside. Compile cache, sdists and pip's downloads are kept between containers.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ class Request:
 
 
 def stage(root: Path, folder: Path, pythons: Sequence[str]) -> Path:
-    """The project that cibuildwheel copies: what git tracks or would, and a package whose build backend runs our build."""
+    """The project that cibuildwheel copies.
+
+    It has what git tracks or would, and a package whose build backend runs our build.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     repository = Repository(root, WheelError)
     for name in repository.run(
@@ -132,8 +137,9 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
             "manylinux-x86_64-image": request.image,
             "environment": {"FA2_BUILD": quoted(request.options), "XDG_CACHE_HOME": _CACHE},
             "environment-pass": list(_ENVIRONMENT),
-            # Isolates by a virtual environment, where pip sets variables that reach torch's own; and with uv the audit's
-            # environment on the host is made by it too, without a download from a place that may be out of reach.
+            # Isolates by a virtual environment, where pip sets variables that reach torch's own; and with uv
+            # the audit's environment on the host is made by it too, without a download from a place that may
+            # be out of reach.
             "build-frontend": "build[uv]",
             "before-all": _before_all(request, requirements),
             "repair-wheel-command": f"auditwheel repair {excluded} -w {{dest_dir}} {{wheel}}",
@@ -149,11 +155,17 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
 # --- running ---
 
 # A job in the background may be deaf to Ctrl-C, and it is by this that cibuildwheel takes its container away.
-_CIBUILDWHEEL = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); runpy.run_module('cibuildwheel', run_name='__main__', alter_sys=True)"
+_CIBUILDWHEEL = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('cibuildwheel', run_name='__main__', alter_sys=True)"
+)
 
 
 def _show(command: Sequence[str], cwd: Path, environment: dict[str, str], log: Path) -> int:
-    """Run a command in a session of its own, show and log what it says, and interrupt it once when we are; its exit status."""
+    """Run a command in a session of its own, show and log what it says; its exit status.
+
+    It is interrupted once when we are.
+    """
     with (
         log.open("w", encoding="utf-8") as record,
         subprocess.Popen(
@@ -188,7 +200,8 @@ def build(request: Request, root: Path, folder: Path, out: Path) -> list[Path]:
     """
     if importlib.util.find_spec("cibuildwheel") is None:
         raise ToolchainError(
-            "cibuildwheel is not installed: run this through nox, with a Python of 3.11 or later (nox -s build -- --containers)."
+            "cibuildwheel is not installed: run this through nox, with a Python of 3.11 or later (nox -s "
+            "build -- --containers)."
         )
     engine = find_engine(request.image, folder / "podman")
     work = folder / request.target.name

@@ -1,4 +1,6 @@
-"""Put together a CUDA toolkit whose compiler the package index lacks: Debian's, with the index's headers of the same release.
+"""Put together a CUDA toolkit whose compiler the package index lacks.
+
+The compiler is Debian's, the headers are the index's of the same release.
 
 Debian's package holds CUDA's own programs, placed elsewhere; here they get the places that nvcc looks in.
 """
@@ -81,7 +83,8 @@ def unpack(package: Path, toolkit: Path) -> None:
         raise ToolchainError(f"{package.name} cannot be unpacked: {e}.") from e
     if not (toolkit / "bin/nvcc").is_file() or not (toolkit / "nvvm/bin/cicc").is_file():
         raise ToolchainError(
-            f"{package.name} has no nvcc where Debian's package of CUDA has it; is package in [toolkits] of wheel_matrix.toml right?"
+            f"{package.name} has no nvcc where Debian's package of CUDA has it; "
+            "is package in [toolkits] of wheel_matrix.toml right?"
         )
     (toolkit / "bin/nvcc.profile").write_text(_PROFILE, encoding="utf-8")
 
@@ -107,46 +110,49 @@ def mirror() -> str:
         if re.fullmatch(r"https?://.+/debian/?", line):
             return line.rstrip("/")
     raise ToolchainError(
-        f"this machine's apt names no Debian mirror to fetch the CUDA compiler from; set {MIRROR} to the URL of one."
+        "this machine's apt names no Debian mirror to fetch the CUDA compiler from; "
+        f"set {MIRROR} to the URL of one."
     )
 
 
-def _headers(requirements: tuple[str, ...], toolkit: Path, aside: Path, log: Path) -> None:
+def _headers(requirements: tuple[str, ...], toolkit: Path, temporary: Path, log: Path) -> None:
     """Install packages of the index and gather their ``include`` folders in the toolkit's."""
-    site = aside / "headers"
+    site = temporary / "headers"
     command = pip.installing(sys.executable, "--no-deps", "--target", site, *requirements)
     run(command, error=ToolchainError, what="could not install CUDA's headers", hint=pip.HINT, log=log)
     for folder in sorted(site.glob("nvidia/*/include")):
         shutil.copytree(folder, toolkit / "include", dirs_exist_ok=True)
     if not (toolkit / "include/cuda_runtime.h").is_file():
         raise ToolchainError(
-            f"{', '.join(requirements)} hold no cuda_runtime.h; are headers in [toolkits] of wheel_matrix.toml right?"
+            f"{', '.join(requirements)} hold no cuda_runtime.h; are headers in [toolkits] of "
+            "wheel_matrix.toml right?"
         )
 
 
-def assemble(wanted: Assembled, folder: Path, log: Path) -> None:
+def assemble(assembled: Assembled, folder: Path, log: Path) -> None:
     """Make the toolkit in ``folder``, whose parent exists: aside, then renamed.
 
     Raises:
         ToolchainError: the package or the headers cannot be had, or are not what the matrix says.
     """
-    url = f"{mirror()}/{quote(wanted.package, safe='/+~')}"
+    url = f"{mirror()}/{quote(assembled.package, safe='/+~')}"
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as name:
-        aside = Path(name)
-        package = aside / PurePosixPath(wanted.package).name
+        temporary = Path(name)
+        package = temporary / PurePosixPath(assembled.package).name
         try:
             with pip.PipConfig.read().client() as client:
-                fetch(client, url, package, wanted.sha256)
+                fetch(client, url, package, assembled.sha256)
         except OtherContentError as e:
             raise ToolchainError(
-                f"{url} has sha256 {e.digest}, [toolkits] of wheel_matrix.toml says {wanted.sha256}. It was not kept."
+                f"{url} has sha256 {e.digest}, [toolkits] of wheel_matrix.toml says {assembled.sha256}. "
+                "It was not kept."
             ) from e
         except (httpx2.HTTPError, OSError) as e:
             raise ToolchainError(
-                f"could not fetch {url}: {e or type(e).__name__}. Check the network, set {MIRROR} to the URL of another Debian mirror, "
-                "or install this CUDA and set CUDA_HOME."
+                f"could not fetch {url}: {e or type(e).__name__}. Check the network, set {MIRROR} to the "
+                "URL of another Debian mirror, or install this CUDA and set CUDA_HOME."
             ) from e
-        toolkit = aside / "toolkit"
+        toolkit = temporary / "toolkit"
         unpack(package, toolkit)
-        _headers(wanted.headers, toolkit, aside, log)
+        _headers(assembled.headers, toolkit, temporary, log)
         toolkit.replace(folder)

@@ -22,7 +22,10 @@ class Engine:
 
 
 def _settings(folder: Path) -> dict[str, str]:
-    """A podman of our own: images under ``folder``, no cgroups, no bridge; it runs where a machine's own could not."""
+    """A podman of our own: images under ``folder``, no cgroups, no bridge.
+
+    It runs where a machine's own could not.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     store, settings = folder / "storage.conf", folder / "containers.conf"
     files.write(
@@ -31,14 +34,15 @@ def _settings(folder: Path) -> dict[str, str]:
     )
     files.write(
         settings,
-        f'[containers]\ncgroups = "disabled"\nnetns = "host"\ndefault_ulimits = ["nofile=20000:20000", "nproc=32768:32768"]\n'
+        '[containers]\ncgroups = "disabled"\nnetns = "host"\n'
+        'default_ulimits = ["nofile=20000:20000", "nproc=32768:32768"]\n'
         f'[engine]\nevents_logger = "none"\ntmp_dir = "{folder / "tmp"}"\n',
     )
     return {"CONTAINERS_STORAGE_CONF": str(store), "CONTAINERS_CONF": str(settings)}
 
 
 def _wrapper() -> tuple[str, ...]:
-    """Crun refuses a machine with both kinds of cgroups: hide the second from it, in a namespace of its own."""
+    """Hide the second kind of cgroups, in a namespace: crun refuses a machine with both."""
     unified = Path("/sys/fs/cgroup/unified")
     if not unified.is_dir() or os.geteuid() != 0:
         return ()
@@ -55,7 +59,9 @@ def _wrapper() -> tuple[str, ...]:
 
 
 def find_engine(image: str, folder: Path) -> Engine:
-    """Docker, or podman where there is none or the image is the one that :func:`scripts.wheels.image.make_image` made.
+    """Docker, or podman where there is none or the image is of our own making.
+
+    :func:`scripts.wheels.image.make_image` made such an image.
 
     Raises:
         ToolchainError: neither works.
@@ -70,7 +76,8 @@ def find_engine(image: str, folder: Path) -> Engine:
     if shutil.which("podman"):
         return Engine("podman", _settings(folder), _wrapper())
     raise ToolchainError(
-        "no container engine: docker does not answer and podman is not installed. Install one (Debian, Ubuntu: apt install podman crun)."
+        "no container engine: docker does not answer and podman is not installed. "
+        "Install one (Debian, Ubuntu: apt install podman crun)."
     )
 
 

@@ -1,4 +1,4 @@
-"""The flags that compilers are given, and the definitions that tell kernels and binding what there will be."""
+"""The flags of compilers, and the definitions that tell kernels and binding what there will be."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ NVCC_FLAGS = (
 CXX_FLAGS = ("-O3", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
 
 
-# What machine code shrinks to a quarter with; an object of 13.0 asks for a driver that can unpack it anyway (R580).
+# What machine code shrinks to a quarter with; an object of 13.0 asks for a driver that can unpack it anyway
+# (R580).
 COMPRESS = ("--compress-mode=size",)
 
 
@@ -51,7 +52,10 @@ def without_bias(kernels: Sequence[Kernel]) -> list[str]:
 
 
 def for_gpus(architectures: Sequence[str]) -> str:
-    """The definition that tells kernel files which machine code there will be, and no PTX (``fork_gpus.h``)."""
+    """The definition that tells kernel files which machine code there will be (``fork_gpus.h``).
+
+    There will be no PTX.
+    """
     return f"-DFORK_ARCHITECTURES=0x{sum(1 << ARCHITECTURES.index(a) for a in architectures):03x}"
 
 

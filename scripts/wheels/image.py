@@ -16,11 +16,16 @@ from scripts.wheels import containers, engine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PACKAGES = "gcc,g++,make,git,ninja-build,file,xz-utils,ca-certificates,libssl3,libffi8,zlib1g,libbz2-1.0,liblzma5,libsqlite3-0,libreadline8,libncursesw6,libuuid1"
+_PACKAGES = (
+    "gcc,g++,make,git,ninja-build,file,xz-utils,ca-certificates,libssl3,libffi8,zlib1g,libbz2-1.0,liblzma5,"
+    "libsqlite3-0,libreadline8,libncursesw6,libuuid1"
+)
 
 
 def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str:
-    """An image like a manylinux one from Debian's packages and this machine's CPythons, imported into our podman.
+    """An image like a manylinux one, imported into our podman.
+
+    It is made of Debian's packages and this machine's CPythons.
 
     Args:
         pythons: interpreters of CPython, one a version, each with its own prefix (pyenv's).
@@ -46,7 +51,8 @@ def make_image(pythons: Sequence[Path], folder: Path, mirror: str | None) -> str
     tags = [_add_python(rootfs, python, log) for python in pythons]
     _add_tools(rootfs, tags, log)
     console.step(f"Importing {containers.LOCAL_IMAGE}")
-    pipe = f"tar --directory={shlex.quote(str(rootfs))} --create . | podman import - {containers.LOCAL_IMAGE}:latest"
+    packed = f"tar --directory={shlex.quote(str(rootfs))} --create ."
+    pipe = f"{packed} | podman import - {containers.LOCAL_IMAGE}:latest"
     run(
         [*podman.wrapper, "sh", "-c", pipe],
         error=ToolchainError,

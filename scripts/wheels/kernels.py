@@ -1,4 +1,4 @@
-"""What is compiled, kernel files and the binding apart from each other: units, flags, and the keys of their folders.
+"""What is compiled, kernel files and the binding apart: units, flags, and the keys of their folders.
 
 A build folder is named by the digest of everything that its objects depend on, so a finished object is
 never stale and an interrupted build goes on where it stopped.
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
     from scripts.wheels.toolchain import Toolchain
 
 _CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream builds with 17
-# nvcc puts a hash of the source's real path, one of the working directory and its process id into the names of what is
-# static in a kernel file. The first is the last path given; the seed takes the others' place. (12.4 has neither them nor a seed.)
+# nvcc puts a hash of the source's real path, one of the working directory and its process id into the names
+# of what is static in a kernel file. The first is the last path given; the seed takes the others' place.
+# (12.4 has neither them nor a seed.)
 _NAMED = "-Xcudafe=--orig_src_path_name -Xcudafe=$source"
 _SEEDED = " --frandom-seed=$source"
 _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
 
-# Options that nvcc (and its nvcc.profile), g++ and ld take from the environment: they would be in no digest, and in no wheel's provenance.
+# Options that nvcc (and its nvcc.profile), g++ and ld take from the environment: they would be in no digest,
+# and in no wheel's provenance.
 HIDDEN_OPTIONS = (
     *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
     *("CUDAFE_FLAGS", "NVVM_FLAGS", "PTXAS_FLAGS", "OCG_FLAGS"),
@@ -57,8 +59,8 @@ HIDDEN_OPTIONS = (
     ),
 )
 
-# Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture. They
-# order the files, limit the jobs and weigh the progress bar; what is built does not depend on them.
+# Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture.
+# They order the files, limit the jobs and weigh the progress bar; what is built does not depend on them.
 _SECONDS = {
     (Pass.FWD, False): 83,
     (Pass.FWD, True): 73,
@@ -153,7 +155,10 @@ def _site(plan: Compilation) -> str:
 
 
 def extension_key(objects: Sequence[Path], options: Sequence[str]) -> str:
-    """What tells one extension from another: the linker's options, and objects, whose folders follow from their content."""
+    """What tells one extension from another: the linker's options, and objects.
+
+    The folders of objects follow from their content.
+    """
     return digest([f"{path.parent.name}/{path.name}" for path in objects], options)
 
 
@@ -186,7 +191,10 @@ def _named(tools: Toolchain) -> str:
 
 
 def kernel_units(plan: Plan) -> list[Unit]:
-    """Kernel files, longest first, in the folder of their digest: sources, compiler, flags, architectures. No Python, and no torch but in stock's."""
+    """Kernel files, longest first, in the folder of their digest.
+
+    The digest is of sources, compiler, flags and architectures; of no Python, and of torch in stock's alone.
+    """
     tools = plan.toolchain
     torch = (tools.environment.torch, _abi(tools)) if plan.flavour.torch_in_kernels else None
     compilers = (tools.toolkit.version, tools.cxx_version)

@@ -44,17 +44,18 @@ def audit(path: Path) -> tuple[str, ...]:
     """The shared libraries that a wheel's extensions need beside torch's and the system's.
 
     Raises:
-        WheelError: one that its users may not have, or that was packed into the wheel and would be there twice.
+        WheelError: one that its users may not have, or that was packed into the wheel and would be there
+            twice.
     """
-    found: set[str] = set()
+    libraries: set[str] = set()
     try:
         with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
             names = [name for name in archive.namelist() if re.search(r"\.so(\.\d+)*$", name)]
             for name in names:
-                found.update(needed(Path(archive.extract(name, folder))))
+                libraries.update(needed(Path(archive.extract(name, folder))))
     except (zipfile.BadZipFile, ELFError) as e:
         raise WheelError(f"{path} is damaged, or no wheel ({e}); build it again.") from e
-    foreign = sorted(name for name in found if not _PRESENT.fullmatch(name))
+    foreign = sorted(name for name in libraries if not _PRESENT.fullmatch(name))
     inside = [name for name in names if "flash_attn.libs/" in name]
     if foreign or inside or not names:
         problems = [
@@ -63,13 +64,18 @@ def audit(path: Path) -> tuple[str, ...]:
             *([] if names else ["has no extension"]),
         ]
         raise WheelError(
-            f"{path.name} {', '.join(problems)}; a wheel may need torch, its CUDA runtime and the system's C and C++ libraries alone."
+            f"{path.name} {', '.join(problems)}; a wheel may need torch, its CUDA runtime and the system's C "
+            "and C++ libraries alone."
         )
-    return tuple(sorted(found))
+    return tuple(sorted(libraries))
 
 
 def link_options(toolchain: Toolchain) -> list[str]:
-    """What the linker is told beside objects and folders: stripped, and the CUDA runtime by the name that torch loads, so that a process has one."""
+    """What the linker is told beside objects and folders.
+
+    The extension is stripped. It needs the CUDA runtime by the name that torch loads, so that a process has
+    one.
+    """
     major = toolchain.toolkit.release.partition(".")[0]
     return ["-shared", "-s", *(f"-l{name}" for name in _TORCH_LIBRARIES), f"-l:libcudart.so.{major}"]
 
@@ -89,11 +95,11 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path
         toolchain.toolkit.nvcc.parent.parent / "lib64",
     ]
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(target.name + ".part")
+    part = target.with_name(target.name + ".part")
     command: list[str | Path] = [
         toolchain.cxx,
         "-o",
-        aside,
+        part,
         *objects,
         *(f"-L{folder}" for folder in folders),
         *link_options(toolchain),
@@ -106,10 +112,11 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path
         log=log,
         without=HIDDEN_OPTIONS,
     )
-    if not any(name.startswith("libstdc++.so") for name in needed(aside)):
-        aside.unlink()
+    if not any(name.startswith("libstdc++.so") for name in needed(part)):
+        part.unlink()
         raise WheelError(
-            f"{toolchain.cxx} linked libstdc++ into the extension; torch brings another, and the first C++ error that crosses between the two crashes "
-            "the process. Install the compiler's shared library (Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
+            f"{toolchain.cxx} linked libstdc++ into the extension; torch brings another, and the first C++ "
+            "error that crosses between the two crashes the process. Install the compiler's shared library "
+            "(Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
         )
-    aside.replace(target)
+    part.replace(target)

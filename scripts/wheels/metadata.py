@@ -72,7 +72,7 @@ def _ask_setup(tree: Tree, toolchain: Toolchain, log: Path) -> str:
 
 
 def fork_metadata(upstream: Message, matrix: Matrix, target: Target, python: str) -> str:
-    """Upstream's metadata with our version, the Python and the torch that the extension is built for, and NOTICE."""
+    """Upstream's metadata with our version, NOTICE, and the Python and the torch that it is built for."""
     requires = [
         f"torch=={'.'.join(target.torch.split('.')[:2])}.*" if r == "torch" else r
         for r in upstream.get_all("Requires-Dist", [])

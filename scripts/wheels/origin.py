@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scripts.base.errors import VerifyError
 from scripts.base.git import Repository
-from scripts.series import model, tree
+from scripts.series import listing, model, tree
 from scripts.source import matrix, upstream
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ class Origin:
 
 
 def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
-    """Whether this repository, as it is or at one of its commits, gives the series that a wheel says it was built from.
+    """Which state of this repository gives the series that a wheel says it was built from.
+
+    States are the work tree and each of the commits.
 
     Args:
         facts: the wheel's.
@@ -40,23 +42,24 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
     """
     told = facts.provenance.series
     expected = [(patch.name, patch.sha256) for patch in told.patches]
-    with tempfile.TemporaryDirectory(prefix="fa2-series-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fa2-series-") as temporary:
         for where, files, matrix_text in _states(root):
             if [(name, hashlib.sha256(content).hexdigest()) for name, content in files] != expected:
                 continue
-            aside = Path(folder)
+            folder = Path(temporary)
             for name, content in files:
-                (aside / name).write_bytes(content)
-            (aside / "wheel_matrix.toml").write_bytes(matrix_text)
-            pin = matrix.load(aside / "wheel_matrix.toml").upstream
+                (folder / name).write_bytes(content)
+            (folder / "wheel_matrix.toml").write_bytes(matrix_text)
+            pin = matrix.load(folder / "wheel_matrix.toml").upstream
             checkout = upstream.find(pin, root / "upstream", cache)
             made = tree.base_of(pin, checkout)
-            patches = tuple(model.parse_patch(aside / name) for name, _ in files)
-            if (made, model.Series(aside, patches).digest(made)) == (told.base, told.digest):
+            patches = tuple(model.parse_patch(folder / name) for name, _ in files)
+            if (made, model.Series(folder, patches).digest(made)) == (told.base, told.digest):
                 return Origin(where, checkout)
     raise VerifyError(
-        f"{facts.path.name}: no state of this repository gives its series (digest {told.digest[:16]}…): built from patches that were never "
-        "committed here, or from another fork. Build it again from this repository."
+        f"{facts.path.name}: no state of this repository gives its series (digest {told.digest[:16]}…): "
+        "built from patches that were never committed here, or from another fork. Build it again from this "
+        "repository."
     )
 
 
@@ -75,11 +78,11 @@ def _states(root: Path) -> Iterator[tuple[str, list[tuple[str, bytes]], bytes]]:
         "log", "--format=%H", "--", "patches", "wheel_matrix.toml", writes=False
     ).split():
         names = [name.removeprefix("patches/") for name in repository.files(commit, "patches")]
-        if model.LISTING not in names or "wheel_matrix.toml" not in repository.files(
+        if listing.LISTING not in names or "wheel_matrix.toml" not in repository.files(
             commit, "wheel_matrix.toml"
         ):
             continue
-        listed = repository.read(f"{commit}:patches/{model.LISTING}").decode("utf-8").splitlines()
-        order = [name for line in listed if (name := model.name_in(line)) in names]
+        listed = repository.read(f"{commit}:patches/{listing.LISTING}").decode("utf-8").splitlines()
+        order = [name for line in listed if (name := listing.name_in(line)) in names]
         content = [(name, repository.read(f"{commit}:patches/{name}")) for name in order]
         yield f"commit {commit[:12]}", content, repository.read(f"{commit}:wheel_matrix.toml")

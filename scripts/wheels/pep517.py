@@ -1,4 +1,7 @@
-"""The build backend that cibuildwheel's frontend calls inside a container (PEP 517); :mod:`scripts.wheels.containers` puts it there."""
+"""The build backend that cibuildwheel's frontend calls inside a container (PEP 517).
+
+:mod:`scripts.wheels.containers` puts it there.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from scripts.source.matrix import Target
 
-# What kernels need of the package index's toolkit: the compiler, its device code optimiser, cuda_runtime.h and its
-# parts, and libcu++. Headers of cuBLAS and the like, which torch's own include, come with torch.
+# What kernels need of the package index's toolkit: the compiler, its device code optimiser, cuda_runtime.h
+# and its parts, and libcu++. Headers of cuBLAS and the like, which torch's own include, come with torch.
 TOOLKIT_PARTS = ("nvcc", "nvvm", "crt", "cccl", "cudart")
 
 
@@ -56,7 +56,8 @@ class Toolchain:
         """Torch and Python, for what includes their headers."""
         if self.for_python is None:
             raise ToolchainError(
-                "this needs torch and Python, and the toolchain was assembled for kernels alone; this is a fault of the build system."
+                "this needs torch and Python, and the toolchain was assembled for kernels alone; "
+                "this is a fault of the build system."
             )
         return self.for_python
 
@@ -82,12 +83,13 @@ def find_python(version: str | None) -> Path:
 
 def check_python(target: Target, version: str | None) -> str:
     """The Python to build for, which the target must list."""
-    wanted = version or f"{sys.version_info.major}.{sys.version_info.minor}"
-    if wanted not in target.pythons:
+    python = version or f"{sys.version_info.major}.{sys.version_info.minor}"
+    if python not in target.pythons:
         raise UsageError(
-            f"target {target.name} has no Python {wanted}; it has {', '.join(target.pythons)} (choose with --python)."
+            f"target {target.name} has no Python {python}; it has {', '.join(target.pythons)} (choose with "
+            "--python)."
         )
-    return wanted
+    return python
 
 
 def _nvcc_version(nvcc: Path) -> tuple[str, str] | None:
@@ -96,8 +98,8 @@ def _nvcc_version(nvcc: Path) -> tuple[str, str] | None:
         text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
         return None
-    found = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
-    return (found[1], found[2]) if found else None
+    match = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
+    return (match[1], match[2]) if match else None
 
 
 def _takes_seed(nvcc: Path) -> bool:
@@ -108,13 +110,13 @@ def _candidates() -> Iterator[tuple[Path, str]]:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if value := os.environ.get(name):
             yield Path(value), name
-    if found := shutil.which("nvcc"):
+    if nvcc := shutil.which("nvcc"):
         # The folder that nvcc itself works from: what is on PATH may be a script that calls it.
         dry = subprocess.run(
-            [found, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
+            [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
         ).stderr
         top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
-        yield (Path(top[1].strip()) if top else Path(found).resolve().parent.parent), "nvcc on PATH"
+        yield (Path(top[1].strip()) if top else Path(nvcc).resolve().parent.parent), "nvcc on PATH"
     yield from ((path, str(path)) for path in sorted(Path("/usr/local").glob("cuda*")))
 
 
@@ -146,16 +148,14 @@ def installed_toolkit(release: str) -> tuple[Toolkit | None, list[str]]:
 def _shared_folder(target: Target, shared: Path) -> Path:
     """Where the toolkit of an index lies, or would; named by what it is made of."""
     if target.assembled:
-        return (
-            shared
-            / f"{target.toolkit}-{hashlib.sha256(target.assembled.model_dump_json().encode()).hexdigest()[:16]}"
-        )
+        digest = hashlib.sha256(target.assembled.model_dump_json().encode()).hexdigest()
+        return shared / f"{target.toolkit}-{digest[:16]}"
     return shared / "-".join((str(target.toolkit), *TOOLKIT_PARTS))
 
 
 def _install_from_index(target: Target, folder: Path, log: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as aside:
-        place = Path(aside) / "site"
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
+        place = Path(temporary) / "site"
         command = pip.installing(
             sys.executable, "--target", place, f"cuda-toolkit[{','.join(TOOLKIT_PARTS)}]=={target.toolkit}"
         )
@@ -169,18 +169,21 @@ def _install_from_index(target: Target, folder: Path, log: Path) -> None:
 
 
 def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
-    """The machine's toolkit when it fits the target, else one from the package index or Debian, in a folder that every clone shares.
+    """The machine's toolkit when it fits the target, else one from the package index or Debian.
 
-    Its path goes into the compile cache's keys, so a clone with a toolkit of its own would find nothing that another compiled.
+    That one lies in a folder that every clone shares.
+
+    Its path goes into the compile cache's keys, so a clone with a toolkit of its own would find nothing that
+    another compiled.
     """
-    found, passed = installed_toolkit(target.cuda)
-    if found:
-        return found
+    installed, passed = installed_toolkit(target.cuda)
+    if installed:
+        return installed
     reason = "; ".join(passed) or "the machine has none"
     if target.toolkit is None:
         raise ToolchainError(
-            f"target {target.name} needs CUDA {target.cuda}, whose compiler no index has ({reason}). Install it and set CUDA_HOME, or build in "
-            "a container (--containers)."
+            f"target {target.name} needs CUDA {target.cuda}, whose compiler no index has ({reason}). "
+            "Install it and set CUDA_HOME, or build in a container (--containers)."
         )
     folder = _shared_folder(target, shared)
     root = folder if target.assembled else folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
@@ -210,12 +213,13 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
 def host_compiler() -> Path:
     """The C++ compiler: CXX, or g++."""
     name = os.environ.get("CXX", "g++")
-    found = shutil.which(name)
-    if found is None:
+    compiler = shutil.which(name)
+    if compiler is None:
         raise ToolchainError(
-            f"no C++ compiler: {name} is not on PATH. Install g++ (Debian, Ubuntu: apt install g++), or set CXX."
+            f"no C++ compiler: {name} is not on PATH. Install g++ (Debian, Ubuntu: "
+            "apt install g++), or set CXX."
         )
-    return Path(found)
+    return Path(compiler)
 
 
 def _host_version(cxx: Path) -> str:
@@ -225,12 +229,12 @@ def _host_version(cxx: Path) -> str:
 def _tool(name: str) -> Path:
     """A program that came with this package's dependencies."""
     beside = Path(sys.executable).with_name(name)
-    found = beside if beside.exists() else shutil.which(name)
-    if found is None:
+    program = beside if beside.exists() else shutil.which(name)
+    if program is None:
         raise ToolchainError(
             f"{name} is not installed beside {sys.executable}; run this through nox, which installs it."
         )
-    return Path(found)
+    return Path(program)
 
 
 def assemble(target: Target, python_version: str | None, build: Path, *, cache: bool) -> Toolchain:

@@ -36,7 +36,10 @@ class Environment:
 
     @property
     def cuda(self) -> tuple[Path, ...]:
-        """Folders with ``include`` and ``lib`` of the CUDA libraries that torch depends on: one from CUDA 13, one a library before."""
+        """Folders with ``include`` and ``lib`` of the CUDA libraries that torch depends on.
+
+        There is one from CUDA 13, and one a library before.
+        """
         whole = self.site / "nvidia" / f"cu{self.torch_cuda.partition('.')[0]}"
         return (
             (whole,)
@@ -47,10 +50,13 @@ class Environment:
 
 _PROBE = """
 import json, sysconfig, torch
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+pybind = {n: getattr(torch._C, f"_PYBIND11_{n}", None) for n in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")}
+print(json.dumps({
+    "torch": torch.__version__, "cuda": torch.version.cuda, "abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI),
     "site": sysconfig.get_path("purelib"), "include": sysconfig.get_path("include"),
     "tag": "cp" + sysconfig.get_config_var("py_version_nodot"),
-    "pybind": [f'-DPYBIND11_{n}="{v}"' for n in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI") if (v := getattr(torch._C, f"_PYBIND11_{n}", None))]}))
+    "pybind": [f'-DPYBIND11_{n}="{v}"' for n, v in pybind.items() if v],
+}))
 """
 
 
@@ -89,7 +95,10 @@ def _made_environment(target: Target, python: Path, version: str, folder: Path, 
 
 
 def torch_for_cuda(version: str) -> str:
-    """What pip is asked for. A folder on the machine may hold a build for the CPU, which "==" alone prefers: it counts as newer."""
+    """What pip is asked for.
+
+    A folder on the machine may hold a build for the CPU, which "==" alone prefers: it counts as newer.
+    """
     return f"torch=={version}" if "+" in version else f"torch=={version},!={version}+cpu"
 
 
@@ -101,8 +110,9 @@ def _probe(binary: Path, target: Target, marker: Path) -> dict[str, Any]:
     if facts["torch"].split("+")[0] != target.torch or facts["cuda"] != target.cuda:
         built = f"CUDA {facts['cuda']}" if facts["cuda"] else "the CPU alone"
         raise ToolchainError(
-            f"pip installed torch {facts['torch']}, built for {built}; target {target.name} needs torch {target.torch} for CUDA {target.cuda}. "
-            "A local index or find-links in pip's configuration may offer another build (pip config list)."
+            f"pip installed torch {facts['torch']}, built for {built}; target {target.name} needs torch "
+            f"{target.torch} for CUDA {target.cuda}. A local index or find-links in pip's configuration may "
+            "offer another build (pip config list)."
         )
     facts |= {"format": _READY_FORMAT, "wanted": target.torch}
     files.write(marker, json.dumps(facts) + "\n")
@@ -127,5 +137,6 @@ def check_headers(env: Environment) -> None:
     if not (env.include / "Python.h").is_file():
         version = f"{env.tag[2]}.{env.tag[3:]}"
         raise ToolchainError(
-            f"Python {version} has no Python.h in {env.include}. Install its headers (Debian, Ubuntu: apt install python{version}-dev)."
+            f"Python {version} has no Python.h in {env.include}. Install its headers (Debian, Ubuntu: "
+            f"apt install python{version}-dev)."
         )

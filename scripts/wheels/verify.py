@@ -58,7 +58,8 @@ def facts_of(path: Path) -> Facts:
         raise UsageError(f"{path} does not exist.")
     if name is None:
         raise UsageError(
-            f"{path.name} is no wheel of this project (flash_attn-VERSION-KERNELS-cpXY-cpXY-linux_x86_64.whl)."
+            f"{path.name} is no wheel of this project "
+            "(flash_attn-VERSION-KERNELS-cpXY-cpXY-linux_x86_64.whl)."
         )
     try:
         with zipfile.ZipFile(path) as archive:
@@ -75,12 +76,12 @@ def facts_of(path: Path) -> Facts:
 
 def wheels_in(dist: Path) -> list[Path]:
     """The wheels to verify when none is named."""
-    found = sorted(dist.glob("flash_attn-*.whl"))
-    if not found:
+    wheels = sorted(dist.glob("flash_attn-*.whl"))
+    if not wheels:
         raise UsageError(
             f"{dist} has no wheels; build one (nox -s build), or name one (nox -s verify -- WHEEL)."
         )
-    return found
+    return wheels
 
 
 def installed(facts: Facts, root: Path, logs: Path) -> Path:
@@ -151,7 +152,8 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         status = _run_suite(python, suite, tried, proof, checkout, extra)
         if not proof.is_file():
             raise VerifyError(
-                f"{path.name}: the suite did not come to its end: pytest exited with {status}; its output is above."
+                f"{path.name}: the suite did not come to its end: pytest exited with {status}; "
+                "its output is above."
             )
         result = read_proof(proof)
         if not extra:
@@ -195,9 +197,9 @@ def _judge(path: Path, status: int, result: Proof, kept: str, *, chosen: bool) -
     counts = result.counts
     if status == _NOT_VERIFIED and counts.get("not run"):
         raise NotVerified(
-            f"{path.name} is NOT VERIFIED: {counts['not run']} GPU cases were not run, because there is no CUDA "
-            f"device here; the {counts.get('passed', 0)} static cases passed. Run this on a GPU host, or there "
-            f"without a network as docs/proving.md says.{kept}"
+            f"{path.name} is NOT VERIFIED: {counts['not run']} GPU cases were not run, because there is no "
+            f"CUDA device here; the {counts.get('passed', 0)} static cases passed. Run this on a GPU host, "
+            f"or there without a network as docs/proving.md says.{kept}"
         )
     if status != 0 and not (chosen and status == _NOT_VERIFIED):
         raise VerifyError(f"{path.name} failed its suite: {counts.get('failed', 0)} cases failed.{kept}")

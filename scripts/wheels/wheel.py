@@ -46,9 +46,13 @@ def _source_date() -> Iterator[None]:
 
 
 def _build_tag(plan: Plan) -> str:
-    """What tells wheels of one version apart: kernels and architectures. It starts with a number, and installers prefer the larger."""
+    """What tells wheels of one version apart: kernels and architectures.
+
+    It starts with a number, and installers prefer the larger.
+    """
     words = [*spell_kernels(plan.kernels), *(f"sm{a}" for a in plan.architectures)]
-    return f"{len(plan.kernels) * len(plan.architectures)}_{'_'.join(words).replace('-', '')}"  # a dash ends a tag
+    count = len(plan.kernels) * len(plan.architectures)
+    return f"{count}_{'_'.join(words).replace('-', '')}"  # a dash ends a tag
 
 
 def pack(
@@ -68,7 +72,8 @@ def pack(
     metadata = fork_metadata(
         upstream_metadata(tree, plan.toolchain, plan.build), matrix, target, f"{tag[2]}.{tag[3:]}"
     )
-    wheel = f"Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\nBuild: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
+    wheel = "Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\n"
+    wheel += f"Build: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
     entries: dict[str, bytes] = {
         p.relative_to(tree.root).as_posix(): p.read_bytes() for p in (tree.root / "flash_attn").rglob("*.py")
     }
@@ -85,23 +90,23 @@ def pack(
     tree.check_unchanged()
     dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=dist, prefix=".") as folder, _source_date():
-        aside = Path(folder) / name
-        with WheelFile(aside, "w", zipfile.ZIP_DEFLATED) as archive:
+        part = Path(folder) / name
+        with WheelFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
             # Metadata last, as the binary distribution format recommends.
             for entry in sorted(entries, key=lambda e: (".dist-info/" in e, e)):
                 header = zipfile.ZipInfo(entry, _DATE)
                 header.external_attr = (0o100755 if entry.endswith(".so") else 0o100644) << 16
                 header.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(header, entries[entry])
-        publish(aside, dist / name)
+        publish(part, dist / name)
     return dist / name
 
 
-def publish(aside: Path, place: Path) -> None:
+def publish(part: Path, place: Path) -> None:
     """Rename a wheel into its place. The proof that lies there goes, unless it is of these bytes."""
-    if not (place.is_file() and filecmp.cmp(aside, place, shallow=False)):
+    if not (place.is_file() and filecmp.cmp(part, place, shallow=False)):
         proof_path(place).unlink(missing_ok=True)
-    aside.replace(place)
+    part.replace(place)
 
 
 def proof_path(wheel: Path) -> Path:

@@ -17,7 +17,8 @@ PATH = ".github/workflows/wheels.yml"
 
 # A hosted runner's disk is too small for an image, torch for each Python and the objects, unless what it
 # brings and we do not use goes first. Wheels are proved elsewhere: these runners have no GPU.
-_TEXT = """# Rendered from wheel_matrix.toml by "nox -s matrix -- --github"; edit that, or scripts/wheels/workflow.py.
+_TEXT = """\
+# Rendered from wheel_matrix.toml by "nox -s matrix -- --github"; edit that, or scripts/wheels/workflow.py.
 name: wheels
 on:
   workflow_dispatch:
@@ -44,11 +45,13 @@ jobs:
       - uses: actions/cache@v4
         with:
           path: ~/.cache/flash-attention-deterministic/containers/sccache
-          key: kernels-${{{{ matrix.cuda }}}}-${{{{ hashFiles('patches/*', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
+          key: kernels-${{{{ matrix.cuda }}}}-\
+${{{{ hashFiles('patches/*', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
           restore-keys: kernels-${{{{ matrix.cuda }}}}-
       - run: mkdir -p ~/.cache/flash-attention-deterministic/containers
       - run: python -m pip install nox
-      - run: nox -s build -- --containers --target ${{{{ matrix.target }}}} --python ${{{{ matrix.python }}}} --out wheels
+      - run: nox -s build -- --containers --target ${{{{ matrix.target }}}} \
+--python ${{{{ matrix.python }}}} --out wheels
       - run: sudo chown -R "$(id -u)" ~/.cache/flash-attention-deterministic
         if: always()
       - uses: actions/upload-artifact@v4
@@ -72,7 +75,8 @@ def render(matrix: Matrix) -> str:
                 f"{matrix.path}: [images] has none for CUDA {target.cuda} of target {target.name}; add one."
             )
         rows.append(
-            f"          - {json.dumps({'target': target.name, 'cuda': target.cuda, 'python': ','.join(target.pythons)})}"
+            "          - "
+            f"{json.dumps({'target': target.name, 'cuda': target.cuda, 'python': ','.join(target.pythons)})}"
         )
     return _TEXT.format(rows="\n".join(rows))
 
@@ -92,5 +96,6 @@ def check(root: Path, text: str) -> None:
     path = root / PATH
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         raise MatrixError(
-            f"{PATH} is stale: it is not what wheel_matrix.toml says. Run nox -s matrix -- --github and commit the result."
+            f"{PATH} is stale: it is not what wheel_matrix.toml says. Run nox -s matrix -- --github and "
+            "commit the result."
         )

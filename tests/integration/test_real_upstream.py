@@ -12,7 +12,7 @@ from scripts.base.errors import SeriesError, UpstreamError
 from scripts.base.git import Repository
 from scripts.base.layout import cache
 from scripts.series import export, model, tree
-from scripts.source import matrix, matrix_tables, upstream
+from scripts.source import build_inputs, matrix, matrix_tables, upstream
 
 pytestmark = pytest.mark.network
 
@@ -41,7 +41,7 @@ def submodule(
     """A clone like the submodule, made of the sdist's files, and a pin to its commits."""
     folder = tmp_path_factory.mktemp("clone") / "upstream"
     upstream.materialise(checkout, folder)
-    cutlass = folder / upstream.CUTLASS
+    cutlass = folder / build_inputs.CUTLASS
     for root in (cutlass, folder):
         repository = Repository.create(root, UpstreamError)
         if root == cutlass:  # as in git: files that the sdist lacks, and modes that it does not have

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nox.project
+from packaging.requirements import Requirement
+
 from scripts.commands.table import COMMANDS
 from tests.unit.conftest import ROOT
 
@@ -40,6 +43,17 @@ def test_every_command_is_a_session() -> None:
     assert lines.keys() == {*names, "commands", "developers"}, "and the environments that they share"
     described = {entry.name: f"{entry.line}." for entry in COMMANDS if entry.name != "lint"}
     assert described.items() <= lines.items()
+
+
+def test_the_groups_that_commands_and_developers_need_are_there() -> None:
+    pyproject = nox.project.load_toml(ROOT / "pyproject.toml")
+    needed = {entry.dependencies for entry in COMMANDS if entry.dependencies}
+    needed |= {group for entry in COMMANDS for group in entry.option_dependencies.values()}
+    assert needed == {"containers", "guards", "pictures"}
+    for group in (*needed, "test", "lint"):
+        assert nox.project.dependency_groups(pyproject, group)
+    named = [Requirement(line).name for line in nox.project.dependency_groups(pyproject, "test", "lint")]
+    assert {"matplotlib", "pytest"} <= {*named}
 
 
 def test_the_noxfile_needs_nothing_but_nox() -> None:

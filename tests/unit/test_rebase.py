@@ -718,7 +718,7 @@ def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) ->
     resolve(repository)
     rebase = resume(repository)
     folder = rebase.folder
-    state = rebase_resolution.take(folder, folder.load())
+    state = rebase_resolution.take_resolution(folder, folder.load())
     # As after a kill in the middle of the next pick: a lock, a half-written file, a pick begun.
     source = repository / "build/rebase/source"
     subprocess.run(

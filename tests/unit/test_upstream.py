@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scripts.base import pip
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
-from scripts.source import matrix_tables, upstream
+from scripts.source import build_inputs, matrix_tables, sdist, upstream
 from tests.unit.conftest import PIN, PackageIndex
 
 
@@ -61,42 +61,42 @@ def index() -> Iterator[Index]:
 
 
 def test_the_sdist_is_fetched_once_and_kept(tmp_path: Path, index: Index) -> None:
-    first = upstream.sdist(pin(GOOD), tmp_path, index.config)
+    first = sdist.fetched(pin(GOOD), tmp_path, index.config)
     assert first.read_bytes() == GOOD
-    assert upstream.sdist(pin(GOOD), tmp_path, index.config) == first
+    assert sdist.fetched(pin(GOOD), tmp_path, index.config) == first
     assert index.requests == 1
 
 
 def test_another_hash_is_an_error_and_nothing_is_kept(tmp_path: Path, index: Index) -> None:
     index.content = archive({"setup.py": "evil"})
     with pytest.raises(UpstreamError, match=r"has sha256 [0-9a-f]{64}, the pin says"):
-        upstream.sdist(pin(GOOD), tmp_path, index.config)
+        sdist.fetched(pin(GOOD), tmp_path, index.config)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_download_that_is_cut_off_leaves_nothing(tmp_path: Path, index: Index) -> None:
     index.cut = 100
     with pytest.raises(UpstreamError, match=r"flash-attn 2\.8\.3\.post1"):
-        upstream.sdist(pin(GOOD), tmp_path, index.config)
+        sdist.fetched(pin(GOOD), tmp_path, index.config)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(tmp_path: Path, index: Index) -> None:
-    path = upstream.sdist(pin(GOOD), tmp_path, index.config)
+    path = sdist.fetched(pin(GOOD), tmp_path, index.config)
     path.write_bytes(GOOD[:50])
-    assert upstream.sdist(pin(GOOD), tmp_path, index.config).read_bytes() == GOOD
+    assert sdist.fetched(pin(GOOD), tmp_path, index.config).read_bytes() == GOOD
     assert index.requests == 2
 
 
 def test_a_version_that_the_index_lacks_is_an_error_that_names_it(tmp_path: Path, index: Index) -> None:
     with pytest.raises(UpstreamError, match=r"no sdist of flash-attn 9\.9\.9"):
-        upstream.sdist(PIN.model_copy(update={"version": "9.9.9"}), tmp_path, index.config)
+        sdist.fetched(PIN.model_copy(update={"version": "9.9.9"}), tmp_path, index.config)
 
 
 def test_an_index_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
     config = pip.PipConfig(False, "http://127.0.0.1:9/simple", (), (), ("127.0.0.1",), None, 2)
     with pytest.raises(UpstreamError, match=r"flash-attn 2\.8\.3\.post1"):
-        upstream.sdist(PIN, tmp_path, config)
+        sdist.fetched(PIN, tmp_path, config)
 
 
 def test_pip_s_configuration_is_honoured_environment_over_files() -> None:
@@ -139,14 +139,14 @@ def test_a_pip_that_cannot_tell_its_configuration_is_an_error(
 def test_a_cache_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UpstreamError, match="cannot make the cache folder"):
-        upstream.sdist(PIN, tmp_path / "file/cache")
+        sdist.fetched(PIN, tmp_path / "file/cache")
 
 
 def test_a_pin_without_a_commit_or_without_a_hash_says_so(tmp_path: Path) -> None:
     unknown = PIN.model_copy(update={"commit": "unknown", "sdist_sha256": "unknown"})
     assert "has no commit for 2.8.3.post1" in str(upstream.submodule_state(unknown, tmp_path))
     with pytest.raises(UpstreamError, match=r"has no sdist of 2\.8\.3\.post1"):
-        upstream.sdist(unknown, tmp_path)
+        sdist.fetched(unknown, tmp_path)
 
 
 def test_a_certificate_of_pip_s_configuration_is_used_without_a_warning(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_certificate_of_pip_s_configuration_is_used_without_a_warning(tmp_path
     with pip.PipConfig.read(f"global.cert='{certificates}'").client() as client:
         assert client is not None
     with pytest.raises(UpstreamError, match=r"absent\.pem"):
-        upstream.sdist(PIN, tmp_path, pip.PipConfig.read(f"global.cert='{tmp_path / 'absent.pem'}'"))
+        sdist.fetched(PIN, tmp_path, pip.PipConfig.read(f"global.cert='{tmp_path / 'absent.pem'}'"))
 
 
 def x509_of(folder: Path) -> Path:
@@ -180,14 +180,14 @@ def x509_of(folder: Path) -> Path:
 
 def test_no_index_without_links_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UpstreamError, match="no-index"):
-        upstream.sdist(PIN, tmp_path, pip.PipConfig.read("global.no-index='true'"))
+        sdist.fetched(PIN, tmp_path, pip.PipConfig.read("global.no-index='true'"))
 
 
 def test_no_index_takes_the_links(tmp_path: Path) -> None:
     (tmp_path / "links").mkdir()
     (tmp_path / "links/flash_attn-2.8.3.post1.tar.gz").write_bytes(GOOD)
     config = pip.PipConfig.read(f"global.no-index='true'\nglobal.find-links='{tmp_path / 'links'}'")
-    assert upstream.sdist(pin(GOOD), tmp_path / "cache", config).read_bytes() == GOOD
+    assert sdist.fetched(pin(GOOD), tmp_path / "cache", config).read_bytes() == GOOD
 
 
 def test_a_tree_without_cutlass_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_a_tree_without_cutlass_is_an_error_and_leaves_no_folder(tmp_path: Path)
     checkout = upstream.Checkout(
         upstream.Source.SDIST,
         "",
-        lambda target: upstream._extract_sdist(content, target),
-        lambda name: upstream._read_sdist(content, name),
+        lambda target: sdist.extract(content, target),
+        lambda name: sdist.read(content, name),
     )
     with pytest.raises(UpstreamError, match="cutlass"):
         upstream.materialise(checkout, tmp_path / "tree")
@@ -207,9 +207,9 @@ def test_a_tree_without_cutlass_is_an_error_and_leaves_no_folder(tmp_path: Path)
 def test_a_file_that_no_build_needs_can_be_read(tmp_path: Path) -> None:
     content = tmp_path / "flash_attn-1.tar.gz"
     content.write_bytes(archive({"setup.py": "", "tests/test_flash_attn.py": "def test(): pass\n"}))
-    assert upstream._read_sdist(content, "tests/test_flash_attn.py") == b"def test(): pass\n"
+    assert sdist.read(content, "tests/test_flash_attn.py") == b"def test(): pass\n"
     with pytest.raises(UpstreamError, match=r"flash_attn-1.tar.gz has no tests/other.py."):
-        upstream._read_sdist(content, "tests/other.py")
+        sdist.read(content, "tests/other.py")
 
 
 def test_only_what_a_build_needs_is_taken() -> None:
@@ -229,19 +229,19 @@ def test_only_what_a_build_needs_is_taken() -> None:
         "hopper/e.py",
         "PKG-INFO",
     ]
-    assert upstream._select([*packages, *wanted, *other]) == sorted([*packages, *wanted])
+    assert build_inputs.select([*packages, *wanted, *other]) == sorted([*packages, *wanted])
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,4}(/[a-z_]{1,8}){0,3}\.(py|cu|h)", fullmatch=True)))
 def test_the_choice_does_not_depend_on_the_order_of_the_files(paths: list[str]) -> None:
-    assert upstream._select(paths) == upstream._select(reversed(paths))
+    assert build_inputs.select(paths) == build_inputs.select(reversed(paths))
     assert all(
-        PurePosixPath(p).parts[0] in ("csrc", "flash_attn", "setup.py") for p in upstream._select(paths)
+        PurePosixPath(p).parts[0] in ("csrc", "flash_attn", "setup.py") for p in build_inputs.select(paths)
     )
 
 
 def test_local_edits_of_the_submodule_are_told(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / upstream.CUTLASS):
+    for folder in (tmp_path, tmp_path / build_inputs.CUTLASS):
         folder.mkdir(parents=True, exist_ok=True)
         repository = Repository.create(folder, UpstreamError)
         (folder / "a.h").write_text("int a;\n")
@@ -251,6 +251,6 @@ def test_local_edits_of_the_submodule_are_told(tmp_path: Path) -> None:
     exclude.parent.mkdir(exist_ok=True)
     exclude.write_text("csrc\n")
     assert upstream._edited(tmp_path) == ""
-    for name in ("a.h", f"{upstream.CUTLASS}/a.h"):
+    for name in ("a.h", f"{build_inputs.CUTLASS}/a.h"):
         (tmp_path / name).write_text("int b;\n")
     assert upstream._edited(tmp_path) == "a.h, csrc/cutlass/a.h"

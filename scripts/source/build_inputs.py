@@ -1,0 +1,43 @@
+"""Which of upstream's files a build needs: one rule, so that the submodule and the sdist give the same."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tarfile
+    from collections.abc import Iterable
+    from pathlib import Path
+
+CUTLASS = "csrc/cutlass"
+# Of csrc, what upstream's MANIFEST.in names; git has more (.inl).
+_IN_SDIST = (".cu", ".h", ".cuh", ".cpp", ".hpp", ".py")
+
+
+def is_build_input(path: PurePosixPath, packages: frozenset[PurePosixPath] | None = None) -> bool:
+    """Whether a build needs this file.
+
+    ``packages`` are the folders that are Python packages; None: any may be one.
+    """
+    if path.parts[:2] == ("csrc", "flash_attn") or path.parts[:3] == ("csrc", "cutlass", "include"):
+        return path.suffix in _IN_SDIST
+    if path.parts[0] == "flash_attn":
+        return path.suffix == ".py" and (packages is None or path.parent in packages)
+    return str(path) in ("setup.py", "README.md", "LICENSE", "AUTHORS", "MANIFEST.in")
+
+
+def select(paths: Iterable[str]) -> list[str]:
+    """The files that a build needs, of all that a release has."""
+    pure = [PurePosixPath(p) for p in paths]
+    packages = frozenset(p.parent for p in pure if p.name == "__init__.py")
+    return sorted(str(p) for p in pure if is_build_input(p, packages))
+
+
+def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Write a file, with one mode.
+
+    Some are executable in one archive and not in the other, and the mode is part of a commit.
+    """
+    member.mode = 0o644
+    tar.extract(member, target, filter="data")

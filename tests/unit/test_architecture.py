@@ -1,0 +1,51 @@
+"""What docs/architecture.md says of the modules is so."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tests.unit.conftest import ROOT
+
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+SOURCES = {
+    path.relative_to(ROOT / "scripts").with_suffix("").as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "scripts").rglob("*.py"))
+}
+
+
+def rows(title: str) -> list[str]:
+    """The first cells of the table under a heading, without the table's own head."""
+    section = re.split(r"^##+ ", PAGE.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return [cell for cell in re.findall(r"^\| (.+?) \|", section, re.MULTILINE) if cell.startswith("`")]
+
+
+def named(title: str) -> set[str]:
+    """The modules that those cells name."""
+    return set(re.findall(r"`([\w/]+)`", " ".join(rows(title))))
+
+
+def imported(tree: ast.Module) -> set[str]:
+    return {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+
+
+def test_every_module_of_a_room_is_in_its_table() -> None:
+    for room in ("base", "source", "series", "wheels", "lab"):
+        modules = {name.split("/")[1] for name in SOURCES if name.startswith(f"{room}/")} - {"__init__"}
+        assert named(room) == modules, room
+
+
+def test_the_modules_that_start_programs_are_those_of_the_table() -> None:
+    starting = {name for name, tree in SOURCES.items() if "subprocess" in imported(tree)}
+    assert starting == named("Who runs programs, and who prints") | {"base/process"}
+    assert {name for name, tree in SOURCES.items() if "git" in imported(tree)} == {"base/git"}
+
+
+def test_only_commands_make_tables() -> None:
+    tables = {
+        name
+        for name, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "rich.table"
+    }
+    assert {name.split("/")[0] for name in tables} == {"commands"}
