@@ -178,56 +178,11 @@ def assert_that_gradients_past_named_lengths_are_nan(config: Config, mode: bool)
     scale = config.head_dim**-0.5
     for named_q, named_k in ((300, 200), (200, 300), (200, 200)):
         with deterministic_mode(mode, split_size=256):
-            out, lse, *_ = flash_attn_2_cuda.varlen_fwd(
-                q,
-                k,
-                v,
-                None,
-                cu_q,
-                cu_k,
-                None,
-                None,
-                None,
-                None,
-                named_q,
-                named_k,
-                0.0,
-                scale,
-                False,
-                config.causal,
-                -1,
-                -1,
-                0.0,
-                False,
-                None,
-            )
+            lengths = (cu_q, cu_k, None)
+            options = (named_q, named_k, 0.0, scale, False, config.causal, -1, -1, 0.0, False, None)
+            out, lse, *_ = flash_attn_2_cuda.varlen_fwd(q, k, v, None, *lengths, None, None, None, *options)
             dq, dk, dv = (torch.full_like(t, 7.0) for t in (q, k, v))
-            flash_attn_2_cuda.varlen_bwd(
-                dout,
-                q,
-                k,
-                v,
-                out,
-                lse,
-                dq,
-                dk,
-                dv,
-                cu_q,
-                cu_k,
-                None,
-                named_q,
-                named_k,
-                0.0,
-                scale,
-                False,
-                config.causal,
-                -1,
-                -1,
-                0.0,
-                False,
-                None,
-                None,
-            )
+            flash_attn_2_cuda.varlen_bwd(dout, q, k, v, out, lse, dq, dk, dv, *lengths, *options, None)
         for gradient, named in ((dq, named_q), (dk, named_k), (dv, named_k)):
             assert gradient[named:300].isnan().all()
             assert gradient[300:].isfinite().all()
