@@ -71,7 +71,7 @@ COMMANDS = (
     Command("emulate", "Run the kernels without a GPU, interpreted; finds faults, proves nothing", Group.LAB),
     Command("apply", "Apply the patch series to upstream, in build/source", Group.SERIES),
     Command("export", "Write the commits of build/source back to patches/", Group.SERIES),
-    Command("patches", "List the patches: purpose, files, guards, and which needs which", Group.SERIES),
+    Command("patches", "List the patches: purpose, files, and which needs which", Group.SERIES),
     Command(
         "guards", "Run each patch's guard without and with the patch", Group.SERIES, dependencies="guards"
     ),

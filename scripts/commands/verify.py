@@ -20,7 +20,8 @@ def add(commands: Any) -> None:
     parser = arguments.sub_parser(
         commands,
         "verify",
-        "The proof is written beside each wheel. Without a GPU it ends with 'not verified'.",
+        "The proof is written beside each wheel. Without a GPU it ends with 'not verified' (status 3; "
+        "nox makes 1 of every failure).",
     )
     parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
     parser.add_argument(
