@@ -32,7 +32,7 @@ from harness import (
     route,
     varlen,
 )
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from limits import (
     assert_that_a_cache_ends_where_it_ends,
@@ -236,6 +236,9 @@ def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
 def test_stock_is_accurate_with_the_mode_off(
     config: Config, len_q: int, len_k: int, seed: int, machine: tuple[int, int]
 ) -> None:
+    # Upstream leaves out a right edge that is as far away as there are keys, also where more queries than keys
+    # would see it.
+    assume(not len_k <= config.window[1] < len_q - 1)
     config.need("fwd", "split")
     on(machine)
     sequence = Draw(seed).sequence(config, len_q, len_k)
