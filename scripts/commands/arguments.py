@@ -98,6 +98,17 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_jobs(parser: argparse.ArgumentParser, what: str = "compilers at once", action: Any = "store") -> None:
+    """``--jobs``, of every command that compiles."""
+    parser.add_argument(
+        "--jobs",
+        action=action,
+        metavar="N",
+        type=positive,
+        help=f"{what} (default: by cores and memory)",
+    )
+
+
 def sub_parser(commands: Any, name: str, more: str = "") -> argparse.ArgumentParser:
     """The parser of a command: its line of the table, and ``more`` of what it does."""
     line = table.command(name).line

@@ -49,12 +49,7 @@ def add(commands: Any) -> None:
         "--target", metavar="NAME", help="the target (default: the one marked in wheel_matrix.toml)"
     )
     parser.add_argument("--python", metavar="X.Y", help="the Python (default: the one running this)")
-    parser.add_argument(
-        "--jobs",
-        metavar="N",
-        type=arguments.positive,
-        help="compilers at once (default: by cores and memory)",
-    )
+    arguments.add_jobs(parser)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments.add_source(parser)
     parser.set_defaults(

@@ -32,13 +32,7 @@ def add(commands: Any) -> None:
         "An interrupted build goes on where it stopped.",
     )
     _add_choice(parser)
-    parser.add_argument(
-        "--jobs",
-        action=arguments.Once,
-        metavar="N",
-        type=arguments.positive,
-        help="compilers at once (default: by cores and memory)",
-    )
+    arguments.add_jobs(parser, action=arguments.Once)
     arguments.add_source(parser)
     parser.add_argument("--no-cache", action="store_true", help="do without the compile cache")
     _add_result(parser)

@@ -45,12 +45,7 @@ def add(commands: Any) -> None:
         default="90",
         help="machine code for this one (default: 90)",
     )
-    parser.add_argument(
-        "--jobs",
-        metavar="N",
-        type=arguments.positive,
-        help="compilers at once (default: by cores and memory)",
-    )
+    arguments.add_jobs(parser)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     arguments.add_source(parser)
     parser.set_defaults(run=_run, interrupted="interrupted. What was compiled is kept.")

@@ -37,12 +37,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--python", metavar="X.Y", help="the Python to run under (default: the one running this)"
     )
-    parser.add_argument(
-        "--jobs",
-        metavar="N",
-        type=arguments.positive,
-        help="compilers, then processes of tests, at once (default: by cores and memory)",
-    )
+    arguments.add_jobs(parser, "compilers, then processes of tests, at once")
     arguments.add_source(parser)
     parser.add_argument(
         "--pytest", metavar="ARGUMENT", action="append", default=[], help="pass an argument to pytest"

@@ -237,24 +237,20 @@ def test_continue_takes_the_resolution(repository: Path) -> None:
     )
 
 
+def continue_by_hand(source: Path) -> None:
+    """Commit what is staged, as a user would at a conflict."""
+    who = ["-c", "user.name=U", "-c", "user.email=u@example.invalid", "-c", "core.editor=true"]
+    command = ["git", "-C", str(source), *who, "cherry-pick", "--continue"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 def test_continue_takes_a_commit_that_the_user_made(repository: Path) -> None:
     with pytest.raises(ActionNeeded):
         start(repository, UPSTREAM)
     resolve(repository)
     source = repository / "build/rebase/source"
-    git = [
-        "git",
-        "-C",
-        str(source),
-        "-c",
-        "user.name=U",
-        "-c",
-        "user.email=u@example.invalid",
-        "-c",
-        "core.editor=true",
-    ]
-    subprocess.run([*git, "add", "--all"], check=True)
-    subprocess.run([*git, "cherry-pick", "--continue"], check=True, capture_output=True)
+    subprocess.run(["git", "-C", str(source), "add", "--all"], check=True)
+    continue_by_hand(source)
     assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
 
 
@@ -376,18 +372,7 @@ def test_conflict_markers_that_were_added_are_no_resolution(repository: Path) ->
     subprocess.run(["git", "-C", str(source), "add", "--all"], check=True)
     with pytest.raises(ActionNeeded, match=rf"{LIB}:11: a conflict of 0001-.* is not resolved"):
         resume(repository).proceed()
-    git = [
-        "git",
-        "-C",
-        str(source),
-        "-c",
-        "user.name=U",
-        "-c",
-        "user.email=u@example.invalid",
-        "-c",
-        "core.editor=true",
-    ]
-    subprocess.run([*git, "cherry-pick", "--continue"], check=True, capture_output=True)
+    continue_by_hand(source)
     with pytest.raises(ActionNeeded, match="is not resolved"):
         resume(repository).proceed()
 
