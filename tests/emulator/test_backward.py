@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from limits import (
     assert_that_gradients_of_far_tokens_are_the_same,
     assert_that_gradients_past_named_lengths_are_nan,
+    assert_that_the_extension_refuses_far_tokens,
     overlapping_sequences,
 )
 
@@ -97,6 +98,12 @@ def test_gradients_of_far_tokens_are_the_same() -> None:
     config = built(heads=1, heads_k=1)
     config.need("split", "bwd")
     assert_that_gradients_of_far_tokens_are_the_same(config)
+
+
+def test_the_extension_refuses_far_tokens() -> None:
+    config = built(heads=1, heads_k=1)
+    config.need("bwd")
+    assert_that_the_extension_refuses_far_tokens(config)
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])

@@ -8,8 +8,15 @@ from contextlib import contextmanager
 
 import flash_attn_2_cuda
 import harness
+import pytest
 import torch
-from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn import (
+    deterministic_mode,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    fork_layout,
+)
 from gradients import Gradients, leaves, upstream_of
 from harness import DTYPES, Config, Draw, Rows, assert_same_bits, route
 from torch import Tensor
@@ -68,6 +75,19 @@ def assert_that_gradients_of_far_tokens_are_the_same(config: Config) -> None:
             out = flash_attn_func(*inputs, **config.kwargs())
         results.append(Gradients(*torch.autograd.grad(out, inputs, upstream)))
     results[1].assert_same(results[0], "far apart")
+
+
+def assert_that_the_extension_refuses_far_tokens(config: Config) -> None:
+    """What the backward kernel steps through; flash_attn copies it, a direct caller of the extension must."""
+    tensors = {name: torch.zeros(1, 2, 1, config.head_dim, dtype=DTYPES[config.dtype], device=harness.DEVICE)
+               for name in ("dout", "q", "k", "v", "out", "dq", "dk", "dv")}  # fmt: skip
+    lse = torch.zeros(1, 1, 2, dtype=torch.float32, device=harness.DEVICE)
+    for far in ("q", "out", "dout", "dq"):
+        given = [far_apart(t, fork_layout.FAR) if name == far else t for name, t in tensors.items()]
+        with pytest.raises(ValueError, match=rf"^{far}'s tokens lie {fork_layout.FAR} elements apart"):
+            flash_attn_2_cuda.bwd(
+                *given[:5], lse, *given[5:], None, 0.0, 1.0, config.causal, -1, -1, 0.0, False, None, None
+            )
 
 
 def assert_that_a_cache_ends_where_it_ends(

@@ -19,6 +19,7 @@ from limits import (
     assert_that_gradients_of_far_tokens_are_the_same,
     assert_that_gradients_past_named_lengths_are_nan,
     assert_that_rotary_tables_end_where_they_end,
+    assert_that_the_extension_refuses_far_tokens,
     scratch,
 )
 from test_long import need_memory
@@ -44,6 +45,12 @@ def test_gradients_of_far_tokens_are_the_same(config: Config) -> None:
     config.need("split", "bwd")
     need_memory(2 * 2 * 141 * FAR_QUERIES)
     assert_that_gradients_of_far_tokens_are_the_same(config)
+
+
+@configs
+def test_the_extension_refuses_far_tokens(config: Config) -> None:
+    config.need("bwd")
+    assert_that_the_extension_refuses_far_tokens(config)
 
 
 def test_probabilities_past_2_to_the_31_elements() -> None:
