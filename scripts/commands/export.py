@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, files, layout
 from scripts.base.errors import UsageError
 from scripts.commands import arguments
-from scripts.series import clone, export, rebase_state
-from scripts.source import matrix, upstream
+from scripts.series import clone, export, places, rebase_state
+from scripts.source import upstream
 
 if TYPE_CHECKING:
     import argparse
@@ -27,15 +27,17 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.check and not layout.SOURCE.exists():
-        clone.apply(matrix.load(layout.MATRIX), upstream.Source.AUTO)
-    if not options.check and rebase_state.under_way(layout.BUILD / "rebase"):
+    loaded = arguments.chosen(options)
+    place = places.of(loaded)
+    if options.check and not place.source.exists():
+        clone.apply(loaded, upstream.Source.AUTO)
+    if not options.check and rebase_state.under_way(place.rebase):
         raise UsageError(
             "a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) "
             "or drop it (--abort) first."
         )
     with files.alone(layout.BUILD):
-        done = export.export(layout.SOURCE, layout.PATCHES, check=options.check)
+        done = export.export(place.source, place.patches, check=options.check)
     written = _files_in_words(done)
     console.done(
         f"{written}. Next: nox -s lint, nox -s guards, nox -s changes."

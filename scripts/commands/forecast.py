@@ -10,8 +10,8 @@ from scripts.base import console, layout
 from scripts.base.errors import UpstreamError, UsageError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import forecast, model, move
-from scripts.source import matrix, releases, upstream
+from scripts.series import forecast, model, move, places
+from scripts.source import releases, upstream
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +37,8 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     if options.markdown and options.json:
         raise UsageError("--markdown and --json: choose one.")
-    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
+    loaded = arguments.chosen(options)
+    patches = model.read(places.of(loaded).patches)
     checkout = upstream.pinned(loaded.upstream, options.source)
     asked = options.versions or list(loaded.releases)
     git = Repository(layout.UPSTREAM, UpstreamError)
@@ -69,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
         for name, moves in moves_by_release.items():
             for m in moves:
                 for line in move.summary(m.evidence):
-                    console.note(f"{name}, {m.patch.partition('-')[0]}: {line}")
+                    console.note(f"{name}, {m.patch.removesuffix('.patch')}: {line}")
 
 
 def _markdown(patches: model.Series, moves_by_release: dict[str, list[Move]]) -> str:

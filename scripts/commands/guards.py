@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    with clone.view(options.source) as (patches, applied):
+    with clone.view(arguments.chosen(options), options.source) as (patches, applied):
         only = patches.named(options.patch) if options.patch else None
         outcomes = guards.run(patches, applied, compile_alone, only)
     if options.json:
@@ -35,7 +35,7 @@ def _run(options: argparse.Namespace) -> None:
         table = Table("patch", "guard", "without", "with", "whole series")
         for o in outcomes:
             table.add_row(
-                o.patch.partition("-")[0],
+                o.patch.removesuffix(".patch"),
                 str(o.guard),
                 *("passes" if passed else "fails" for passed in (o.before, o.after, o.whole)),
             )

@@ -23,16 +23,17 @@ def add(commands: Any) -> None:
         needs_source=False,
     )
     parser.add_argument(
-        "patches", metavar="FOLDER", nargs="?", type=Path, default=layout.PATCHES, help="default: patches/"
+        "patches", metavar="FOLDER", nargs="?", type=Path, help="default: the series of every upstream"
     )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
-    problems = lint.check(options.patches.resolve())
+    folders = [options.patches.resolve()] if options.patches else arguments.series_folders(options)
+    problems = [problem for folder in folders for problem in lint.check(folder)]
     if options.json:
         console.result([{"path": str(p.path), "line": p.line, "text": p.text} for p in problems])
     if problems:
         listed = "\n".join(str(p).removeprefix(f"{layout.ROOT}/") for p in problems)
         raise SeriesError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the series:\n{listed}")
-    console.done("The series is well-formed.")
+    console.done("The series is well-formed." if len(folders) == 1 else "Every series is well-formed.")

@@ -13,7 +13,7 @@ from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.commands import arguments
 from scripts.series import clone, landed, reach
-from scripts.source import kernel_set, matrix
+from scripts.source import kernel_set
 
 if TYPE_CHECKING:
     import argparse
@@ -41,12 +41,12 @@ def _run(options: argparse.Namespace) -> None:
     if options.patch:
         _reach(options)
         return
-    with clone.view(options.source) as (patches, applied):
+    with clone.view(arguments.chosen(options), options.source) as (patches, applied):
         repository = Repository(applied.root, SeriesError)
         commits = repository.commits(applied.base, applied.commit)
-        names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
+        numbers = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
         graph = {
-            names[c]: sorted(names[n] for n in needed)
+            numbers[c]: sorted(numbers[n] for n in needed)
             for c, needed in landed.needs(repository, commits).items()
         }
     if options.json:
@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> None:
                         "feature": p.feature,
                         "upstream_status": p.upstream_status,
                         "guards": p.guards,
-                        "needs": graph[p.number],
+                        "needs": [patches.patches[number - 1].name for number in graph[p.number]],
                         "files": [asdict(f) for f in p.files],
                     }
                     for p in patches.patches
@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace) -> None:
     console.note(f"digest {applied.digest}, base {applied.base}")
 
 
-def _table(patches: Series, graph: dict[str, list[str]]) -> Table:
+def _table(patches: Series, graph: dict[int, list[int]]) -> Table:
     """A row a patch, which 80 columns hold without cutting a name."""
     table = Table(show_lines=True)
     for column in ("patch", "files", "lines", "needs"):
@@ -88,15 +88,15 @@ def _table(patches: Series, graph: dict[str, list[str]]) -> Table:
             f"{p.number} {p.subject}\n{p.feature}, {p.upstream_status.partition(' ')[0]}",
             "\n".join(names),
             f"+{added} −{removed}",
-            "\n".join(graph[p.number]) or "–",
+            ", ".join(map(str, graph[p.number])) or "–",
         )
     return table
 
 
 def _reach(options: argparse.Namespace) -> None:
     """Of one patch: what it touches, and what comes out otherwise with it."""
-    loaded = matrix.load(layout.MATRIX)
-    with clone.view(options.source) as (patches, applied):
+    loaded = arguments.chosen(options)
+    with clone.view(loaded, options.source) as (patches, applied):
         place = patches.named(options.patch)
         patch = patches.patches[place]
         repository = Repository(applied.root, SeriesError)

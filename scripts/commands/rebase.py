@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.commands import arguments
-from scripts.series import model, move, tree
+from scripts.series import model, move, places, tree
 from scripts.series.rebase import Rebase
-from scripts.source import matrix, releases, upstream
+from scripts.source import releases, upstream
 from scripts.wheels.compiling import compile_alone
 
 if TYPE_CHECKING:
@@ -79,11 +79,13 @@ def _run_rebase(rebase: Rebase, options: argparse.Namespace) -> Report | None:
         return rebase.skip(options.reason)
     if rebase.under_way:
         raise UsageError("a rebase is under way; --continue, --skip or --abort it.")
-    if stake := tree.unsaved(layout.SOURCE):
+    loaded = arguments.chosen(options)
+    place = places.of(loaded)
+    if stake := tree.unsaved(place.source):
         raise SeriesError(
             f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset)."
         )
-    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
+    patches = model.read(place.patches)
     checkout = upstream.pinned(loaded.upstream, options.source)
     release = releases.find(loaded, options.version, layout.UPSTREAM, layout.cache("sdist"), options.source)
     console.step(f"Rebase from {loaded.upstream.version} to {release.name} ({release.how})")

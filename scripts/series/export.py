@@ -31,8 +31,11 @@ class Exported:
 def format_patches(repository: Repository, base: str, target: Path, tip: str = "HEAD") -> list[str]:
     """Write the commits after ``base`` as canonical patches into ``target``; return their names in order.
 
+    A name is the subject's, without a number: the order is in ``series`` alone, so that a patch which comes,
+    goes or moves renames no other.
+
     Raises:
-        SeriesError: a merge or an empty commit, which no patch can hold.
+        SeriesError: a merge or an empty commit, which no patch can hold; two that would have one name.
     """
     for commit in repository.commits(base, tip):
         about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
@@ -65,7 +68,22 @@ def format_patches(repository: Repository, base: str, target: Path, tip: str = "
     ]
     options += ["--filename-max-length=100", f"--output-directory={target.resolve()}"]
     out = repository.run("format-patch", *options, f"{base}..{tip}", writes=False)
-    return [Path(line).name for line in out.splitlines()]
+    return _without_numbers(repository, [Path(line) for line in out.splitlines()])
+
+
+def _without_numbers(repository: Repository, numbered: list[Path]) -> list[str]:
+    """Rename what git numbered; the names in order."""
+    names: list[str] = []
+    for path in numbered:
+        name = re.sub(r"^\d+-", "", path.name)
+        if name in names:
+            raise SeriesError(
+                f"{repository.root}: two commits would be {name}; give one of them another subject (git "
+                "rebase -i, and reword)."
+            )
+        path.replace(path.with_name(name))
+        names.append(name)
+    return names
 
 
 def held(folder: Path) -> dict[str, bytes]:

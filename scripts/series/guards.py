@@ -286,10 +286,9 @@ def require(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         if not outcome.discriminates:
             said = f"\n{outcome.output}" if outcome.output else ""
-            number = outcome.patch.partition("-")[0]
             faults.append(
                 f"{outcome.patch}: guard {outcome.guard} {outcome.fault}. "
-                f"Alone: nox -s guards -- {number}{said}"
+                f"Alone: nox -s guards -- {outcome.patch.removesuffix('.patch')}{said}"
             )
     if faults:
         raise GuardError("\n".join(faults))

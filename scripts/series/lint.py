@@ -242,13 +242,14 @@ def check(folder: Path) -> list[Problem]:
             )
     if not names:
         problems.append(Problem(series_file, 1, "names no patch."))
-    for place, entry in enumerate(entries, 1):
-        if not entry.name.startswith(f"{place:04}-"):
+    for entry in entries:
+        if number := re.match(r"\d+-", entry.name):
             problems.append(
                 Problem(
                     series_file,
                     entry.line,
-                    f"{entry.name} is patch {place} of the series; nox -s export names it {place:04}-…",
+                    f"{entry.name} has a number; the order is that of this file, so name it "
+                    f"{entry.name[number.end() :]}.",
                 )
             )
         problems += check_patch(folder / entry.name, added)

@@ -140,7 +140,7 @@ def find(pin: Upstream, folder: Path, cache: Path, source: Source = Source.AUTO)
     if source is not Source.SDIST:
         unusable = submodule_state(pin, folder)
         if unusable is None:
-            return from_git(folder, f"the submodule is at {pin.tag}", pin.commit, pin.cutlass)
+            return from_git(folder, f"the submodule is at {pin.tag}", pin.commit, pin.cutlass or "")
         if source is Source.GIT:
             raise UpstreamError(f"--source git: {unusable}.")
         why = unusable

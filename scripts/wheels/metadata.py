@@ -121,7 +121,7 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
             "cutlass": pin.cutlass,
             "sdist_sha256": pin.sdist_sha256,
         },
-        "fork_revision": matrix.fork.revision,
+        "fork_revision": matrix.table.revision,
         "series": {
             "digest": tree.digest,
             "base": tree.base,

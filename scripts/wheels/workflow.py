@@ -46,7 +46,7 @@ jobs:
         with:
           path: ~/.cache/flash-attention-deterministic/containers/sccache
           key: kernels-${{{{ matrix.cuda }}}}-\
-${{{{ hashFiles('patches/*', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
+${{{{ hashFiles('patches/**', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
           restore-keys: kernels-${{{{ matrix.cuda }}}}-
       - run: mkdir -p ~/.cache/flash-attention-deterministic/containers
       - run: python -m pip install nox

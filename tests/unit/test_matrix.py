@@ -61,17 +61,21 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
         ),
         ('toolkit = "13.0.2"', 'toolkit = "12.8.1"', ["toolkit: 12.8.1 is no full release of CUDA 13.0"]),
         ('kernels = "hdim64,', 'kernels = "hdim65,', ["'hdim65' names no kernels", "hdim64"]),
-        ("default = true", "default = false", ["one target must have default = true; none has"]),
-        ('commit = "a8aa', 'commit = "xyz', ["upstream.commit", "is not a full commit id"]),
-        ('sdist-sha256 = "55', 'sdist-sha256 = "5', ["upstream.sdist-sha256", "is not a sha256"]),
-        ('version = "2.8.3.post1"', "", ["upstream.version: this key is missing"]),
-        ("revision = 1", "revision = 0", ["fork.revision", "greater than or equal to 1"]),
+        (
+            "default = true",
+            "default = false",
+            ["one target of flash-attn must have default = true; none has"],
+        ),
+        ('commit = "a8aa', 'commit = "xyz', ["upstreams.flash-attn.commit", "is not a full commit id"]),
+        ('sdist-sha256 = "55', 'sdist-sha256 = "5', ["upstreams.flash-attn.sdist-sha256", "is not a sha256"]),
+        ('version = "2.8.3.post1"', "", ["upstreams.flash-attn.version: this key is missing"]),
+        ("revision = 1", "revision = 0", ["upstreams.flash-attn.revision", "greater than or equal to 1"]),
         ('"2.6.0" = "12.4"', '"2.6.0" = 12.4', ["torch-cuda.2.6.0"]),
         ('arch = ["90"]', "arch = [90]", ["arch.0", 'write "90", in quotes']),
         ('arch = ["90"]', 'arch = ["90", "90"]', ["arch: 90 is named twice"]),
         ('toolkit = "13.0.2"', 'toolkit = "13.0"', ["toolkit: 13.0 is no full release of CUDA 13.0"]),
-        ('"2.8.3" = "1e', '"2.8.3" = "1', ["releases.2.8.3", "is not a sha256"]),
-        ("[fork]", "[fork", ["not TOML", "line"]),
+        ('"2.8.3" = "1e', '"2.8.3" = "1', ["upstreams.flash-attn.releases.2.8.3", "is not a sha256"]),
+        ("[torch-cuda]", "[torch-cuda", ["not TOML", "line"]),
         (
             "[shared-ptx]",
             '[shared-ptx]\n"90" = ["80"]',
@@ -113,10 +117,10 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
             ["targets.cu130/../x: a target's name is a folder's"],
         ),
         (
-            "[fork]",
-            "[frok]",
+            "[torch-cuda]",
+            "[torch-cude]",
             [
-                "frok: unknown key; allowed are upstream, fork, torch-cuda, releases, images, shared-ptx, toolkits, targets"
+                "torch-cude: unknown key; allowed are upstreams, torch-cuda, images, shared-ptx, toolkits, targets"
             ],
         ),
     ],

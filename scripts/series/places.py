@@ -1,0 +1,32 @@
+"""Where an upstream's series lies in a clone: its patches, its work tree, and its rebase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scripts.base import layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from scripts.source.matrix import Matrix
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of one series."""
+
+    patches: Path
+    source: Path
+    rebase: Path
+
+
+def of(loaded: Matrix) -> Places:
+    """The folders of an upstream's series; those of the first have no name of an upstream in theirs."""
+    end = "" if loaded.is_first else f"-{loaded.name}"
+    return Places(
+        layout.ROOT / loaded.table.series,
+        layout.SOURCE.with_name(layout.SOURCE.name + end),
+        layout.BUILD / f"rebase{end}",
+    )
