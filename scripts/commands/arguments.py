@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import layout
 from scripts.commands import table
-from scripts.series import places
 from scripts.source import kernel_set, matrix, matrix_tables, upstream
 
 if TYPE_CHECKING:
@@ -152,11 +151,6 @@ def every_chosen(options: argparse.Namespace) -> tuple[Matrix, ...]:
     """The matrix as each upstream sees it, or the one that ``--upstream`` names."""
     loaded = matrix.load(layout.MATRIX)
     return loaded.each() if options.upstream is None else (loaded.of(options.upstream),)
-
-
-def series_folders(options: argparse.Namespace) -> list[Path]:
-    """The folders of their series."""
-    return [places.of(loaded).patches for loaded in every_chosen(options)]
 
 
 def chosen(options: argparse.Namespace) -> Matrix:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, UpstreamError, UsageError
-from scripts.commands import arguments
+from scripts.commands import arguments, build_python
 from scripts.commands.matrix import list_targets
 from scripts.source import matrix, upstream
 from scripts.source.kernel_set import DTYPES, HEAD_DIMS, Pass
@@ -31,6 +31,7 @@ def add(commands: Any) -> None:
         "build",
         "An interrupted build goes on where it stopped.",
     )
+    arguments.add_upstream(parser)
     _add_choice(parser)
     arguments.add_jobs(parser, action=arguments.Once)
     arguments.add_source(parser)
@@ -117,7 +118,10 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded = matrix.load(layout.MATRIX)
+    loaded = arguments.chosen(options)
+    if loaded.table.kind == "python":
+        build_python.run(loaded, options)
+        return
     if options.list:
         list_targets(loaded)
         return

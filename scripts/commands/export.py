@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, files, layout
@@ -13,6 +12,8 @@ from scripts.source import upstream
 
 if TYPE_CHECKING:
     import argparse
+
+    from scripts.source.matrix import Matrix
 
 
 def add(commands: Any) -> None:
@@ -27,7 +28,15 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded = arguments.chosen(options)
+    every = arguments.every_chosen(options) if options.check else (arguments.chosen(options),)
+    done = [_export(loaded, options) for loaded in every]
+    if options.json:
+        written = [name for one in done for name in one.written]
+        console.result({"written": written, "removed": [name for one in done for name in one.removed]})
+
+
+def _export(loaded: Matrix, options: argparse.Namespace) -> export.Exported:
+    """Write or check one series."""
     place = places.of(loaded)
     if options.check and not place.source.exists():
         clone.apply(loaded, upstream.Source.AUTO)
@@ -42,10 +51,9 @@ def _run(options: argparse.Namespace) -> None:
     console.done(
         f"{written}. Next: nox -s lint, nox -s guards, nox -s changes."
         if written
-        else "patches/ is what build/source says."
+        else f"{loaded.table.series} is what build/{place.source.name} says."
     )
-    if options.json:
-        console.result(asdict(done))
+    return done
 
 
 def _files_in_words(done: export.Exported) -> str:

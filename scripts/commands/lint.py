@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.commands import arguments
-from scripts.series import lint
+from scripts.series import lint, places
 
 if TYPE_CHECKING:
     import argparse
@@ -29,8 +29,12 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    folders = [options.patches.resolve()] if options.patches else arguments.series_folders(options)
-    problems = [problem for folder in folders for problem in lint.check(folder)]
+    every = arguments.every_chosen(options)
+    folders = {places.of(one).patches: one.upstream.package for one in every}
+    if options.patches:
+        folder = options.patches.resolve()
+        folders = {folder: folders.get(folder) if options.upstream is None else every[0].upstream.package}
+    problems = [problem for folder, package in folders.items() for problem in lint.check(folder, package)]
     if options.json:
         console.result([{"path": str(p.path), "line": p.line, "text": p.text} for p in problems])
     if problems:

@@ -94,7 +94,7 @@ def _gate(folder: Folder, state: State, patches: dict[str, bytes], compiler: gua
         candidate = Path(temporary) / "patches"
         export.write_folder(candidate, patches)
         moved = model.read(candidate)
-        problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate)]
+        problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate, state.new_pin.package)]
         try:
             head = folder.repository.resolve("HEAD")
             guards.require(

@@ -168,8 +168,14 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
 
 
 def sources(repository: Repository) -> tuple[str, str]:
-    """Ids of what the binding and the kernels are compiled from; both in cutlass where a tree has it."""
-    csrc = repository.resolve("HEAD:csrc")
+    """Ids of what the binding and the kernels are compiled from; both in cutlass where a tree has it.
+
+    Empty of a tree without csrc, a python upstream's: nothing is compiled of it.
+    """
+    status, csrc, _ = repository.attempt("rev-parse", "--verify", "--quiet", "HEAD:csrc")
+    if status != 0:
+        return "", ""
+    csrc = csrc.strip()
     _, listed, _ = repository.attempt("ls-tree", "HEAD", "csrc/flash_attn/", "csrc/cutlass/")
     kernels = [line for line in listed.splitlines() if not line.endswith("/flash_api.cpp")]
     return csrc, hashlib.sha256("\n".join(kernels).encode()).hexdigest()
@@ -200,7 +206,7 @@ def make_base(root: Path, pin: Upstream, checkout: upstream.Checkout) -> str:
 
     The id follows from the files and the release's name.
     """
-    upstream.materialise(checkout, root)
+    upstream.materialise(pin, checkout, root)
     repository = Repository.create(root, SeriesError)
     repository.run("add", "--all", "--force")
     repository.run("commit", "--quiet", "-m", f"{pin.distribution} {pin.version}")

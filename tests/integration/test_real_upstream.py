@@ -40,7 +40,7 @@ def submodule(
 ) -> tuple[matrix_tables.Upstream, Path]:
     """A clone like the submodule, made of the sdist's files, and a pin to its commits."""
     folder = tmp_path_factory.mktemp("clone") / "upstream"
-    upstream.materialise(checkout, folder)
+    upstream.materialise(PIN, checkout, folder)
     cutlass = folder / build_inputs.CUTLASS
     for root in (cutlass, folder):
         repository = Repository.create(root, UpstreamError)
@@ -99,7 +99,7 @@ def test_local_changes_in_the_submodule_do_not_reach_a_build(
     before = changed.read_text()
     changed.write_text("raise SystemExit\n")
     try:
-        upstream.materialise(upstream.find(pin, folder, tmp_path, upstream.Source.GIT), tmp_path / "out")
+        upstream.materialise(pin, upstream.find(pin, folder, tmp_path, upstream.Source.GIT), tmp_path / "out")
     finally:
         changed.write_text(before)
     assert (tmp_path / "out/setup.py").read_text() == before
