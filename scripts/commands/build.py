@@ -118,7 +118,7 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded = arguments.chosen(options)
+    loaded = _chosen(options)
     if loaded.table.kind == "python":
         build_python.run(loaded, options)
         return
@@ -136,6 +136,13 @@ def _run(options: argparse.Namespace) -> None:
         _list_kernels({kernel for job in jobs for kernel in job.kernels})
         return
     _build(loaded, jobs, options)
+
+
+def _chosen(options: argparse.Namespace) -> matrix.Matrix:
+    """The matrix as an upstream sees it: the one that is named, or that a named target belongs to."""
+    loaded = arguments.chosen(options)
+    owners = {target.name: target.upstream for target in loaded.all_targets}
+    return loaded.of(owners.get(options.target, loaded.name)) if options.upstream is None else loaded
 
 
 def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - the doctest uses it
 from typing import TYPE_CHECKING
 
 from scripts.base import layout
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from scripts.source.matrix import Matrix
 
 
@@ -30,3 +29,16 @@ def of(loaded: Matrix) -> Places:
         layout.SOURCE.with_name(layout.SOURCE.name + end),
         layout.BUILD / f"rebase{end}",
     )
+
+
+def command(name: str, source: Path, *options: str) -> str:
+    """A command for the series whose work tree this is, as a user types it.
+
+    >>> command("apply", Path("build/source-flash-attn-4"), "--reset")
+    'nox -s apply -- --upstream flash-attn-4 --reset'
+    >>> command("export", Path("build/source"))
+    'nox -s export'
+    """
+    _, other, upstream = source.name.partition(f"{layout.SOURCE.name}-")
+    words = (*(("--upstream", upstream) if other else ()), *options)
+    return " ".join((f"nox -s {name}", *(("--", *words) if words else ())))

@@ -58,7 +58,8 @@ def _with_release(text: str, matrix: Matrix, new: Upstream) -> str:
     end = next((i for i in range(start, len(lines)) if lines[i].startswith("[")), len(lines))
     keys = [i for i in range(start, end) if re.match(r"\s*[\"'\w]", lines[i])]
     there = next((i for i in keys if re.match(rf"\s*[\"']{re.escape(new.version)}[\"']\s*=", lines[i])), None)
-    entry = [f'"{old.version}" = "{old.sdist_sha256}"'] if old.sdist_sha256 != UNKNOWN else []
+    listed = old.sdist_sha256 == UNKNOWN or old.version in matrix.releases
+    entry = [] if listed else [f'"{old.version}" = "{old.sdist_sha256}"']
     if there is not None:
         lines[there : there + 1] = entry
     else:

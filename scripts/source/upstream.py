@@ -196,7 +196,8 @@ def pinned(pin: Upstream, source: Source) -> Checkout:
     if checkout.source is Source.GIT and (edited := _edited(layout.UPSTREAM)):
         console.warn(
             f"{layout.UPSTREAM.name} has changes that are not committed ({edited}); they are not built. "
-            "A change belongs into a patch: make it in build/source, commit it there, and nox -s export."
+            "A change belongs into a patch: make it in the work tree that nox -s apply makes, commit it "
+            "there, and nox -s export."
         )
     return checkout
 

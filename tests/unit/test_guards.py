@@ -179,6 +179,8 @@ def test_a_failing_guard_tells_how_to_run_it_alone_and_what_its_test_said() -> N
         GuardError, match=r"(?s)lost what it guards\. Alone: nox -s guards -- A\n    assert 1 == 2"
     ):
         guards.require([told])
+    with pytest.raises(GuardError, match="nox -s guards -- --upstream flash-attn-4 A"):
+        guards.require([told], "flash-attn-4")
 
 
 def test_the_guards_of_one_patch_can_be_run_alone(make_series: Make, tmp_path: Path) -> None:

@@ -117,6 +117,37 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
             ["targets.cu130/../x: a target's name is a folder's"],
         ),
         (
+            '[upstreams.flash-attn-4]\nkind = "python"',
+            "[upstreams.flash-attn-4]",
+            ["upstreams.flash-attn-4.kind: this key is missing"],
+        ),
+        ('kind = "python"', 'kind = "rust"', ["upstreams.flash-attn-4.kind", "'cuda' or 'python'"]),
+        (
+            'package = "flash_attn/cute"\n',
+            "",
+            ["upstreams.flash-attn-4.package: this key is missing; kind python needs it"],
+        ),
+        (
+            'package = "flash_attn/cute"\n',
+            'package = "flash_attn/cute"\ncutlass = "unknown"\n',
+            ["upstreams.flash-attn-4.cutlass: kind python has none"],
+        ),
+        (
+            'series = "patches/flash-attn-4"',
+            'series = "patches/flash-attn"',
+            ["upstreams.flash-attn.series: patches/flash-attn is the folder of flash-attn-4 already"],
+        ),
+        (
+            'series = "patches/flash-attn-4"',
+            'series = "../x"',
+            ["series", "is not a folder such as patches/"],
+        ),
+        (
+            'arch = ["90"]',
+            'upstream = "flash-attn-4"\narch = ["90"]',
+            ["targets.cu130-torch2.11.upstream: 'flash-attn-4' must be of kind cuda; there is flash-attn"],
+        ),
+        (
             "[torch-cuda]",
             "[torch-cude]",
             [
@@ -132,6 +163,31 @@ def test_a_mistake_is_named_with_file_key_and_what_is_allowed(
         load(tmp_path, changed(old, new))
     for part in [str(tmp_path / "wheel_matrix.toml"), *expected]:
         assert part in str(caught.value)
+
+
+def test_an_upstream_s_name_is_that_of_an_option_and_a_folder(tmp_path: Path) -> None:
+    text = TEXT.replace("[upstreams.flash-attn-4", '[upstreams."Flash 4"')
+    number = text.splitlines().index('[upstreams."Flash 4"]') + 1
+    with pytest.raises(MatrixError, match=f"wheel_matrix.toml:{number}: .*an upstream's name is an option's"):
+        load(tmp_path, text)
+
+
+def test_each_upstream_sees_its_own_pin_and_targets() -> None:
+    first = matrix.load(ROOT / "wheel_matrix.toml")
+    second = first.of("flash-attn-4")
+    assert [one.name for one in first.each()] == ["flash-attn", "flash-attn-4"]
+    assert first.is_first
+    assert first.of(None) == first == second.of("flash-attn")
+    assert not second.is_first
+    assert (second.upstream.package, second.upstream.cutlass) == ("flash_attn/cute", None)
+    assert second.version() == f"{second.upstream.version}+det.{second.table.revision}"
+    assert second.targets == ()
+    assert first.targets == first.all_targets == second.all_targets
+    assert not set(first.releases) & set(second.releases)
+    with pytest.raises(UsageError, match="no target for flash-attn-4, which is of kind python"):
+        second.default()
+    with pytest.raises(UsageError, match="no upstream 'flash'; it has flash-attn, flash-attn-4"):
+        first.of("flash")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def repository(make_series: Make, tmp_path: Path) -> Path:
     root = tmp_path / "repository"
     root.mkdir()
     make_series(*SERIES, base=FILES, folder=root, to=SERIES_FOLDER)
+    make_series(ADD, base=FILES, folder=root, to="patches/flash-attn-4")  # of another upstream
     (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     loaded = matrix.load(root / "wheel_matrix.toml")
     changes.write(root / "CHANGES.md", changes.render(loaded, root))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -28,6 +29,7 @@ def repository(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     root = tmp_path / "repository"
     root.mkdir()
     make_series(EDIT, folder=root, to="patches/flash-attn")
+    make_series(MORE, folder=root, to="patches/flash-attn-4")
     (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     monkeypatch.setattr(upstream, "find", lambda pin, folder, cache: checkout_of(BASE))
     git(root, "init", "--quiet")
@@ -70,6 +72,28 @@ def test_a_wheel_of_an_earlier_commit_is_known_by_it(
 ) -> None:
     old, first = facts(repository, tmp_path), git(repository, "rev-parse", "HEAD")
     make_series(EDIT, MORE, folder=repository, to="patches/flash-attn")
+    commit(repository)
+    assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
+
+
+def test_a_wheel_from_before_there_were_several_upstreams_is_known(
+    repository: Path, tmp_path: Path, make_series: Make
+) -> None:
+    """A matrix had one table upstream then, and the series lay in patches/."""
+    old = facts(repository, tmp_path)
+    shutil.move(repository / "patches/flash-attn", repository / "moved")
+    shutil.rmtree(repository / "patches")
+    (repository / "moved").rename(repository / "patches")
+    pin = matrix.load(repository / "wheel_matrix.toml").upstream.model_dump(
+        by_alias=True, exclude={"kind", "package"}
+    )
+    lines = ["[upstream]", *(f'{key} = "{value}"' for key, value in pin.items()), "[fork]", "revision = 1"]
+    (repository / "wheel_matrix.toml").write_text("\n".join(lines) + "\n")
+    first = commit(repository)
+    shutil.rmtree(repository / "patches")
+    make_series(MORE, folder=repository, to="patches/flash-attn")
+    make_series(MORE, folder=repository, to="patches/flash-attn-4")
+    (repository / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     commit(repository)
     assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
 
