@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scripts.base import console, layout
+from scripts.base import console
 from scripts.commands import arguments
-from scripts.series import clone, model
-from scripts.source import matrix
+from scripts.series import clone, model, places
 
 if TYPE_CHECKING:
     import argparse
@@ -17,7 +16,7 @@ def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
     parser = arguments.series_parser(commands, "apply", "As commits, and exactly: no fuzz, no offset.")
     parser.add_argument(
-        "--to", metavar="PATCH", help="stop after this patch (a number, a file name, or a part of one)"
+        "--to", metavar="PATCH", help="stop after this patch (its place, a file name, or a part of one)"
     )
     parser.add_argument(
         "--reset",
@@ -28,14 +27,10 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=_run)
 
 
-def _count(text: str | None) -> int | None:
-    return None if text is None else model.read(layout.PATCHES).named(text) + 1
-
-
 def _run(options: argparse.Namespace) -> None:
-    patches, applied = clone.apply(
-        matrix.load(layout.MATRIX), options.source, count=_count(options.to), reset=options.reset
-    )
+    loaded = arguments.chosen(options)
+    count = None if options.to is None else model.read(places.of(loaded).patches).named(options.to) + 1
+    patches, applied = clone.apply(loaded, options.source, count=count, reset=options.reset)
     if options.json:
         names = [p.name for p in patches.patches]
         console.result(

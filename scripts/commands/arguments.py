@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scripts.base import layout
 from scripts.commands import table
-from scripts.source import kernel_set, matrix_tables, upstream
+from scripts.source import kernel_set, matrix, matrix_tables, upstream
 
 if TYPE_CHECKING:
     from scripts.source.kernel_set import Kernel
+    from scripts.source.matrix import Matrix
 
 
 class Once(argparse.Action):
@@ -132,6 +134,25 @@ def series_parser(
         action="store_true",
         help="print one JSON document on stdout; what is read by people goes to stderr",
     )
+    add_upstream(parser)
     if needs_source:
         add_source(parser)
     return parser
+
+
+def add_upstream(parser: argparse.ArgumentParser, otherwise: str = "the first of wheel_matrix.toml") -> None:
+    """``--upstream``, of every command that works on one of them."""
+    parser.add_argument(
+        "--upstream", action=Once, metavar="NAME", help=f"which upstream's series (default: {otherwise})"
+    )
+
+
+def every_chosen(options: argparse.Namespace) -> tuple[Matrix, ...]:
+    """The matrix as each upstream sees it, or the one that ``--upstream`` names."""
+    loaded = matrix.load(layout.MATRIX)
+    return loaded.each() if options.upstream is None else (loaded.of(options.upstream),)
+
+
+def chosen(options: argparse.Namespace) -> Matrix:
+    """The matrix, as the upstream that ``--upstream`` names sees it, or the first."""
+    return matrix.load(layout.MATRIX).of(options.upstream)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, UpstreamError, UsageError
-from scripts.commands import arguments
+from scripts.commands import arguments, build_python
 from scripts.commands.matrix import list_targets
 from scripts.source import matrix, upstream
 from scripts.source.kernel_set import DTYPES, HEAD_DIMS, Pass
@@ -31,6 +31,7 @@ def add(commands: Any) -> None:
         "build",
         "An interrupted build goes on where it stopped.",
     )
+    arguments.add_upstream(parser)
     _add_choice(parser)
     arguments.add_jobs(parser, action=arguments.Once)
     arguments.add_source(parser)
@@ -117,7 +118,10 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded = matrix.load(layout.MATRIX)
+    loaded = _chosen(options)
+    if loaded.table.kind == "python":
+        build_python.run(loaded, options)
+        return
     if options.list:
         list_targets(loaded)
         return
@@ -132,6 +136,13 @@ def _run(options: argparse.Namespace) -> None:
         _list_kernels({kernel for job in jobs for kernel in job.kernels})
         return
     _build(loaded, jobs, options)
+
+
+def _chosen(options: argparse.Namespace) -> matrix.Matrix:
+    """The matrix as an upstream sees it: the one that is named, or that a named target belongs to."""
+    loaded = arguments.chosen(options)
+    owners = {target.name: target.upstream for target in loaded.all_targets}
+    return loaded.of(owners.get(options.target, loaded.name)) if options.upstream is None else loaded
 
 
 def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, layout
 from scripts.commands import arguments
-from scripts.series import changes, model
+from scripts.series import changes
 from scripts.source import matrix
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    text = changes.render(matrix.load(layout.MATRIX), model.read(layout.PATCHES))
+    text = changes.render(matrix.load(layout.MATRIX), layout.ROOT)
     path = layout.ROOT / "CHANGES.md"
     if options.check:
         changes.check(path, text)

@@ -11,8 +11,8 @@ from scripts.base.errors import UsageError
 from scripts.commands import arguments
 from scripts.lab import compare
 from scripts.lab.compare import KINDS, Difference
-from scripts.series import model
-from scripts.source import kernel_set, matrix, matrix_tables
+from scripts.series import model, places
+from scripts.source import kernel_set, matrix, matrix_checks, matrix_tables
 
 if TYPE_CHECKING:
     import argparse
@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         "instructions, registers and local memory.",
     )
     parser.add_argument(
-        "--patch", metavar="PATCH", help="a number, or a part of its name (default: the last)"
+        "--patch", metavar="PATCH", help="its place, or a part of its name (default: the last)"
     )
     parser.add_argument("--through", metavar="PATCH", help="the last of several, which --patch begins")
     parser.add_argument(
@@ -52,12 +52,13 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded, whole = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
+    loaded = matrix.load(layout.MATRIX)
+    whole = model.read(places.of(loaded).patches)
     first = whole.named(options.patch) if options.patch else len(whole.patches) - 1
     last = whole.named(options.through) if options.through else first
     if last < first:
         raise UsageError(f"--through {options.through}: that patch comes before {whole.patches[first].name}.")
-    if fault := matrix.too_early(loaded.default().cuda, (options.arch,)):
+    if fault := matrix_checks.too_early(loaded.default().cuda, (options.arch,)):
         raise UsageError(f"--arch: {fault}.")
     differences = compare.differences(
         loaded, first, last, compare.Request(options.kernels, options.arch, options.source, options.jobs)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, files, layout
 from scripts.base.errors import UsageError
 from scripts.commands import arguments
-from scripts.series import clone, export, rebase_state
-from scripts.source import matrix, upstream
+from scripts.series import clone, export, places, rebase_state
+from scripts.source import upstream
 
 if TYPE_CHECKING:
     import argparse
+
+    from scripts.source.matrix import Matrix
 
 
 def add(commands: Any) -> None:
@@ -27,23 +28,32 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.check and not layout.SOURCE.exists():
-        clone.apply(matrix.load(layout.MATRIX), upstream.Source.AUTO)
-    if not options.check and rebase_state.under_way(layout.BUILD / "rebase"):
+    every = arguments.every_chosen(options) if options.check else (arguments.chosen(options),)
+    done = [_export(loaded, options) for loaded in every]
+    if options.json:
+        written = [name for one in done for name in one.written]
+        console.result({"written": written, "removed": [name for one in done for name in one.removed]})
+
+
+def _export(loaded: Matrix, options: argparse.Namespace) -> export.Exported:
+    """Write or check one series."""
+    place = places.of(loaded)
+    if options.check and not place.source.exists():
+        clone.apply(loaded, upstream.Source.AUTO)
+    if not options.check and rebase_state.under_way(place.rebase):
         raise UsageError(
             "a rebase is under way and will write patches/ itself: finish it (nox -s rebase -- --continue) "
             "or drop it (--abort) first."
         )
     with files.alone(layout.BUILD):
-        done = export.export(layout.SOURCE, layout.PATCHES, check=options.check)
+        done = export.export(place.source, place.patches, check=options.check)
     written = _files_in_words(done)
     console.done(
         f"{written}. Next: nox -s lint, nox -s guards, nox -s changes."
         if written
-        else "patches/ is what build/source says."
+        else f"{loaded.table.series} is what build/{place.source.name} says."
     )
-    if options.json:
-        console.result(asdict(done))
+    return done
 
 
 def _files_in_words(done: export.Exported) -> str:

@@ -15,6 +15,8 @@ from scripts.wheels.compiling import compile_alone
 if TYPE_CHECKING:
     import argparse
 
+    from scripts.source.matrix import Matrix
+
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
@@ -26,25 +28,34 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    with clone.view(options.source) as (patches, applied):
-        only = patches.named(options.patch) if options.patch else None
-        outcomes = guards.run(patches, applied, compile_alone, only)
+    # A patch that is named is one of the first's unless --upstream says otherwise.
+    every = (arguments.chosen(options),) if options.patch else arguments.every_chosen(options)
+    by_upstream = [(loaded, _outcomes(loaded, options)) for loaded in every]
+    outcomes = [outcome for _, some in by_upstream for outcome in some]
     if options.json:
         console.result([_as_data(outcome) for outcome in outcomes])
     else:
         table = Table("patch", "guard", "without", "with", "whole series")
         for o in outcomes:
             table.add_row(
-                o.patch.partition("-")[0],
+                o.patch.removesuffix(".patch"),
                 str(o.guard),
                 *("passes" if passed else "fails" for passed in (o.before, o.after, o.whole)),
             )
         console.out.print(table)
-    guards.require(outcomes)
+    for loaded, some in by_upstream:
+        guards.require(some, None if loaded.is_first else loaded.name)
     console.done(
         f"{len(outcomes)} guards of {len({o.patch for o in outcomes})} patches fail without their patch and "
         "pass with it."
     )
+
+
+def _outcomes(loaded: Matrix, options: argparse.Namespace) -> list[guards.Outcome]:
+    """What the guards of one series say."""
+    with clone.view(loaded, options.source) as (patches, applied):
+        only = patches.named(options.patch) if options.patch else None
+        return guards.run(patches, applied, compile_alone, only)
 
 
 def _as_data(outcome: guards.Outcome) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.commands import arguments
-from scripts.series import lint
+from scripts.series import lint, places
 
 if TYPE_CHECKING:
     import argparse
@@ -23,16 +23,21 @@ def add(commands: Any) -> None:
         needs_source=False,
     )
     parser.add_argument(
-        "patches", metavar="FOLDER", nargs="?", type=Path, default=layout.PATCHES, help="default: patches/"
+        "patches", metavar="FOLDER", nargs="?", type=Path, help="default: the series of every upstream"
     )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
-    problems = lint.check(options.patches.resolve())
+    every = arguments.every_chosen(options)
+    folders = {places.of(one).patches: one.upstream.package for one in every}
+    if options.patches:
+        folder = options.patches.resolve()
+        folders = {folder: folders.get(folder) if options.upstream is None else every[0].upstream.package}
+    problems = [problem for folder, package in folders.items() for problem in lint.check(folder, package)]
     if options.json:
         console.result([{"path": str(p.path), "line": p.line, "text": p.text} for p in problems])
     if problems:
         listed = "\n".join(str(p).removeprefix(f"{layout.ROOT}/") for p in problems)
         raise SeriesError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the series:\n{listed}")
-    console.done("The series is well-formed.")
+    console.done("The series is well-formed." if len(folders) == 1 else "Every series is well-formed.")

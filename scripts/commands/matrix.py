@@ -36,7 +36,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def list_targets(loaded: matrix.Matrix) -> None:
-    """The table of targets."""
+    """The table of an upstream's targets."""
     table = Table("target", "CUDA", "torch", "Python", "arch", "kernels", "wheel version")
     for target in loaded.targets:
         name = target.name + (" (default)" if target.default else "")

@@ -13,7 +13,7 @@ from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.commands import arguments
 from scripts.series import clone, landed, reach
-from scripts.source import kernel_set, matrix
+from scripts.source import kernel_set
 
 if TYPE_CHECKING:
     import argparse
@@ -41,12 +41,14 @@ def _run(options: argparse.Namespace) -> None:
     if options.patch:
         _reach(options)
         return
-    with clone.view(options.source) as (patches, applied):
+    loaded = arguments.chosen(options)
+    prefix = f"{loaded.upstream.package}/" if loaded.upstream.package else _PREFIX
+    with clone.view(loaded, options.source) as (patches, applied):
         repository = Repository(applied.root, SeriesError)
         commits = repository.commits(applied.base, applied.commit)
-        names = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
+        numbers = {commit: patch.number for commit, patch in zip(commits, patches.patches, strict=True)}
         graph = {
-            names[c]: sorted(names[n] for n in needed)
+            numbers[c]: sorted(numbers[n] for n in needed)
             for c, needed in landed.needs(repository, commits).items()
         }
     if options.json:
@@ -61,7 +63,7 @@ def _run(options: argparse.Namespace) -> None:
                         "feature": p.feature,
                         "upstream_status": p.upstream_status,
                         "guards": p.guards,
-                        "needs": graph[p.number],
+                        "needs": [patches.patches[number - 1].name for number in graph[p.number]],
                         "files": [asdict(f) for f in p.files],
                     }
                     for p in patches.patches
@@ -69,34 +71,34 @@ def _run(options: argparse.Namespace) -> None:
             }
         )
         return
-    console.out.print(_table(patches, graph))
+    console.out.print(_table(patches, graph, prefix))
     console.note(
-        f"files are under {_PREFIX}, or where they name a folder; nox -s patches -- PATCH has the guards"
+        f"files are under {prefix}, or where they name a folder; nox -s patches -- PATCH has the guards"
     )
     console.note(f"digest {applied.digest}, base {applied.base}")
 
 
-def _table(patches: Series, graph: dict[str, list[str]]) -> Table:
+def _table(patches: Series, graph: dict[int, list[int]], prefix: str = _PREFIX) -> Table:
     """A row a patch, which 80 columns hold without cutting a name."""
     table = Table(show_lines=True)
     for column in ("patch", "files", "lines", "needs"):
         table.add_column(column, overflow="fold")
     for p in patches.patches:
-        names = (f"{f.path.removeprefix(_PREFIX)}{' (new)' if f.is_new else ''}" for f in p.files)
+        names = (f"{f.path.removeprefix(prefix)}{' (new)' if f.is_new else ''}" for f in p.files)
         added, removed = sum(f.added for f in p.files), sum(f.removed for f in p.files)
         table.add_row(
             f"{p.number} {p.subject}\n{p.feature}, {p.upstream_status.partition(' ')[0]}",
             "\n".join(names),
             f"+{added} −{removed}",
-            "\n".join(graph[p.number]) or "–",
+            ", ".join(map(str, graph[p.number])) or "–",
         )
     return table
 
 
 def _reach(options: argparse.Namespace) -> None:
     """Of one patch: what it touches, and what comes out otherwise with it."""
-    loaded = matrix.load(layout.MATRIX)
-    with clone.view(options.source) as (patches, applied):
+    loaded = arguments.chosen(options)
+    with clone.view(loaded, options.source) as (patches, applied):
         place = patches.named(options.patch)
         patch = patches.patches[place]
         repository = Repository(applied.root, SeriesError)
@@ -120,6 +122,16 @@ def _reach(options: argparse.Namespace) -> None:
     table = Table("what", f"{patch.number} {patch.subject}", show_lines=True)
     table.add_row(f"upstream {loaded.upstream.version}", "\n".join(reached.upstream) or "none of its lines")
     table.add_row("files of ours", "\n".join(reached.own) or "–")
+    if loaded.table.kind == "cuda":
+        _compiled_rows(table, reached, words, by_target)
+    table.add_row("Upstream-Status", escape(patch.upstream_status))
+    table.add_row("guards", escape("\n".join(patch.guards)))
+    table.add_row("tests", "\n".join(reached.tests) or "none named by its guards or message")
+    console.out.print(table)
+
+
+def _compiled_rows(table: Table, reached: reach.Reach, words: str, by_target: dict[str, list[str]]) -> None:
+    """Of a compiled upstream: which kernel files and wheels come out otherwise."""
     count = f"{len(reached.kernels)} of {len(kernel_set.ALL_KERNELS)}"
     table.add_row(
         "kernel files",
@@ -139,7 +151,3 @@ def _reach(options: argparse.Namespace) -> None:
             ]
         ),
     )
-    table.add_row("Upstream-Status", escape(patch.upstream_status))
-    table.add_row("guards", escape("\n".join(patch.guards)))
-    table.add_row("tests", "\n".join(reached.tests) or "none named by its guards or message")
-    console.out.print(table)

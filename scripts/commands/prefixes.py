@@ -34,7 +34,7 @@ def _command(text: str) -> str:
 
 
 def _each(options: argparse.Namespace) -> None:
-    with clone.view(options.source) as (patches, applied):
+    with clone.view(arguments.chosen(options), options.source) as (patches, applied):
         runs = prefixes.each(patches, applied, options.run_command, layout.BUILD / "tmp")
     if options.json:
         console.result([asdict(r) for r in runs])
@@ -51,7 +51,7 @@ def _each(options: argparse.Namespace) -> None:
 
 
 def _bisect(options: argparse.Namespace) -> None:
-    with clone.view(options.source) as (patches, applied):
+    with clone.view(arguments.chosen(options), options.source) as (patches, applied):
         first, runs = prefixes.bisect(patches, applied, options.run_command, layout.BUILD / "tmp")
     if options.json:
         console.result({"first_failing": first, "runs": [asdict(r) for r in runs]})

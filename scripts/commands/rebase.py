@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.commands import arguments
-from scripts.series import model, move, tree
+from scripts.series import model, move, places, rebase_state, tree
 from scripts.series.rebase import Rebase
-from scripts.source import matrix, releases, upstream
+from scripts.source import releases, upstream
 from scripts.wheels.compiling import compile_alone
 
 if TYPE_CHECKING:
     import argparse
 
     from scripts.series.rebase_state import Report
+    from scripts.source.matrix import Matrix
 
 
 def add(commands: Any) -> None:
@@ -37,7 +38,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--skip", action="store_true", help="leave the patch out that stopped the rebase")
     parser.add_argument(
-        "--reason", metavar="WHY", default="", help="with --skip: why; recorded in patches/series"
+        "--reason", metavar="WHY", default="", help="with --skip: why; recorded in the file series"
     )
     parser.add_argument("--abort", action="store_true", help="drop the rebase; nothing has changed")
     parser.set_defaults(
@@ -46,7 +47,6 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    rebase = Rebase(layout.ROOT, layout.BUILD / "rebase", compile_alone)
     chosen = [bool(options.version), options.proceed, options.skip, options.abort]
     if sum(chosen) != 1:
         raise UsageError(
@@ -54,9 +54,11 @@ def _run(options: argparse.Namespace) -> None:
         )
     if options.reason and not options.skip:
         raise UsageError("--reason belongs to --skip.")
+    loaded = _chosen(options)
+    rebase = Rebase(layout.ROOT, places.of(loaded).rebase, compile_alone)
     try:
         with files.alone(layout.BUILD):
-            report = _run_rebase(rebase, options)
+            report = _run_rebase(rebase, loaded, options)
     except KeyboardInterrupt:
         if not rebase.under_way:
             options.interrupted = "interrupted; nothing was changed, and no rebase is under way."
@@ -64,12 +66,30 @@ def _run(options: argparse.Namespace) -> None:
     if report is None:
         console.result({"aborted": True}) if options.json else None
         return
-    _tell(report)
+    _tell(report, loaded)
     if options.json:
         console.result(report.as_json())
 
 
-def _run_rebase(rebase: Rebase, options: argparse.Namespace) -> Report | None:
+def _chosen(options: argparse.Namespace) -> Matrix:
+    """The matrix as the upstream that is rebased sees it.
+
+    One rebase at a time: all write wheel_matrix.toml and CHANGES.md. So what goes on with it needs no
+    --upstream.
+    """
+    loaded = arguments.chosen(options)
+    begun = next((one for one in loaded.each() if rebase_state.under_way(places.of(one).rebase)), None)
+    if begun is None or begun.name == loaded.name:
+        return loaded
+    if options.version or options.upstream is not None:
+        raise UsageError(
+            f"a rebase of {begun.name} is under way; finish it (nox -s rebase -- --continue), or drop it "
+            "(--abort), first."
+        )
+    return begun
+
+
+def _run_rebase(rebase: Rebase, loaded: Matrix, options: argparse.Namespace) -> Report | None:
     if options.abort:
         console.done(rebase.abort())
         return None
@@ -79,18 +99,20 @@ def _run_rebase(rebase: Rebase, options: argparse.Namespace) -> Report | None:
         return rebase.skip(options.reason)
     if rebase.under_way:
         raise UsageError("a rebase is under way; --continue, --skip or --abort it.")
-    if stake := tree.unsaved(layout.SOURCE):
+    place = places.of(loaded)
+    if stake := tree.unsaved(place.source):
         raise SeriesError(
-            f"{stake}. Export it first (nox -s export), or throw it away (nox -s apply -- --reset)."
+            f"{stake}. Export it first ({places.command('export', place.source)}), or throw it away "
+            f"({places.command('apply', place.source, '--reset')})."
         )
-    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
+    patches = model.read(place.patches)
     checkout = upstream.pinned(loaded.upstream, options.source)
     release = releases.find(loaded, options.version, layout.UPSTREAM, layout.cache("sdist"), options.source)
-    console.step(f"Rebase from {loaded.upstream.version} to {release.name} ({release.how})")
+    console.step(f"Rebase of {loaded.name} from {loaded.upstream.version} to {release.name} ({release.how})")
     return rebase.start(loaded, patches, checkout, release)
 
 
-def _tell(report: Report) -> None:
+def _tell(report: Report, loaded: Matrix) -> None:
     console.step(f"Rebased from {report.old} to {report.new}")
     for done in report.done:
         console.note(f"{done.patch}: {f'skipped: {done.reason}' if done.reason else done.outcome}")
@@ -100,24 +122,26 @@ def _tell(report: Report) -> None:
     for line in report.range_diff.splitlines():
         console.note(line)
     console.note(
-        f"patches/: {_counted_files(report) or 'no byte differs'}; wheel_matrix.toml and CHANGES.md name "
-        f"{report.new}"
+        f"{loaded.table.series}: {_counted_files(report) or 'no byte differs'}; wheel_matrix.toml and "
+        f"CHANGES.md name {report.new}"
     )
     console.note(report.submodule)
     console.step("Next")
+    which = "" if loaded.is_first else f" -- --upstream {loaded.name}"
+    series, submodule = loaded.table.series, " upstream" if loaded.is_first else ""
     if report.kernels:
         console.note(
             f"{len(report.kernels)} kernel files may differ: nox -s build -- --kernels {report.kernel_words}"
         )
-    else:
+    elif loaded.table.kind == "cuda":
         console.note("no kernel file differs")
     console.note(
-        "to take it back: git restore --staged --worktree patches wheel_matrix.toml CHANGES.md upstream; "
-        "git clean -f patches"
+        f"to take it back: git restore --staged --worktree {series} wheel_matrix.toml CHANGES.md{submodule}; "
+        f"git clean -f {series}"
     )
     console.note(
-        "nox -s build; nox -s tests; nox -s verify, on a machine with a GPU; "
-        "then git add patches wheel_matrix.toml CHANGES.md upstream, and git commit"
+        f"nox -s build{which}; nox -s tests; nox -s verify, on a machine with a GPU; "
+        f"then git add {series} wheel_matrix.toml CHANGES.md{submodule}, and git commit"
     )
     console.done(f"The series stands on {report.new}.")
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.commands import arguments
 from scripts.lab import series_times
-from scripts.series import model
-from scripts.source import matrix, releases, upstream
+from scripts.series import model, places
+from scripts.source import releases, upstream
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,8 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
+    loaded = arguments.chosen(options)
+    patches = model.read(places.of(loaded).patches)
     checkout = upstream.pinned(loaded.upstream, options.source)
     newest = max((v for v in loaded.releases if v != loaded.upstream.version), key=Version)
     release = releases.find(loaded, newest, layout.UPSTREAM, layout.cache("sdist"), options.source)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, layout
-from scripts.base.errors import BuildError, NotVerified
+from scripts.base.errors import BuildError, NotVerified, UsageError
 from scripts.commands import arguments
-from scripts.source import matrix, upstream
+from scripts.source import upstream
 from scripts.wheels import origin, verify
 
 if TYPE_CHECKING:
@@ -37,13 +37,19 @@ def add(commands: Any) -> None:
         type=Path,
         help="write upstream's own tests there, for a GPU host without a network, and stop",
     )
+    arguments.add_upstream(parser)
     parser.set_defaults(run=_run, interrupted="interrupted; no proof was written.")
 
 
 def _run(options: argparse.Namespace) -> None:
+    loaded = arguments.chosen(options)
+    if loaded.table.kind == "python":
+        raise UsageError(
+            f"{loaded.name}: nox -s verify proves compiled wheels; it has no suite for Python alone."
+        )
     if options.write_upstream_tests is not None:
         verify.write_upstream_tests(
-            upstream.pinned(matrix.load(layout.MATRIX).upstream, upstream.Source.AUTO),
+            upstream.pinned(loaded.upstream, upstream.Source.AUTO),
             options.write_upstream_tests,
         )
         console.done(f"{options.write_upstream_tests} written.")

@@ -35,6 +35,8 @@ from scripts.wheels import build, choice, compiling, kernels, linking, toolchain
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from scripts.source.matrix_tables import Upstream
+
 KERNELS = "hdim64,fp16"  # of each pass a file, causal and not
 ARCHITECTURES = ("80", "90", "100", "120")  # that upstream's setup.py can be asked for
 _THEIRS = 1.7  # how much longer upstream's files take, for the time left
@@ -125,13 +127,16 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
 
 
 def _upstreams(
-    plan: kernels.Plan, units: Sequence[kernels.Unit], checkout: upstream.Checkout, source: Path
+    plan: kernels.Plan,
+    units: Sequence[kernels.Unit],
+    release: tuple[Upstream, upstream.Checkout],
+    source: Path,
 ) -> tuple[list[metering.Compile], metering.Compile]:
     """Upstream's compiles of the same kernel files, in their order, and of its binding."""
     there = sorted(source.glob("build/temp.*/build.ninja"))
     if not there:
         console.step("Upstream's setup.py")
-        upstream.materialise(checkout, source)
+        upstream.materialise(*release, source)
     file = there[0] if there else _setup(source, plan, plan.build / "logs" / "setup.log")
     objects = re.findall(r"^build (\S+\.o):", file.read_text(encoding="utf-8"), re.MULTILINE)
     by_stem = {Path(name).stem: Path(name) for name in objects}
@@ -212,7 +217,9 @@ def compare(
     our_kernels = metering.compiles_of(plan, "ours", units)
     ours = _SideCompiles("ours", our_kernels, *metering.compiles_of(plan, "ours", [binding_unit]))
     checkout = upstream.pinned(loaded.upstream, options.source)
-    upstreams = _SideCompiles("upstream", *_upstreams(plan, units, checkout, folder / "upstream"))
+    upstreams = _SideCompiles(
+        "upstream", *_upstreams(plan, units, (loaded.upstream, checkout), folder / "upstream")
+    )
     without_bias = _without_bias(plan)
     jobs, reason = compiling.job_limit(options.jobs, max(u.memory for u in units))
     addition = ", and ours without masks and biases" if without_bias else ""

@@ -65,7 +65,7 @@ def measure(
         Repository(folder / "source", SeriesError).run("am", "--quiet", *paths)
 
     def plain(folder: Path) -> None:
-        upstream.materialise(checkout, folder / "source")
+        upstream.materialise(pin, checkout, folder / "source")
         shutil.copytree(series.folder, folder / "patches")
 
     def quilt(folder: Path) -> None:

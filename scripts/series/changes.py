@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from scripts.base import files
 from scripts.base.errors import SeriesError
+from scripts.series import model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,29 +14,37 @@ if TYPE_CHECKING:
     from scripts.series.model import Series
     from scripts.source.matrix import Matrix
 
-_HEAD = """# Changes to flash-attention {version}
+_TOP = """# Changes
 
-What this fork's wheels differ in from upstream's release {version} ({repository}, tag {tag},
-commit {commit}), patch by patch and in the order of the series. Rendered from the
-messages in `patches/` by `nox -s changes`; edit those. A figure with a command is reproduced by it; \
-one of a form
-that a patch no longer has tells why it has another.
+What this fork's wheels differ in from upstream's releases, patch by patch and in the order of each
+series. Rendered from the messages in `patches/` by `nox -s changes`; edit those. A figure with a command is
+reproduced by it; one of a form that a patch no longer has tells why it has another.
+"""
+_HEAD = """
+## {distribution} {version}
 
-| patch | feature | upstream status | files |
-|---|---|---|---|
+{repository}, tag {tag}, commit {commit}. The series is `{series}`.
+
+| | patch | feature | upstream status | files |
+|---|---|---|---|---|
 """
 
 
-def render(matrix: Matrix, series: Series) -> str:
-    """The whole text of CHANGES.md."""
-    pin = matrix.upstream
-    text = _HEAD.format(version=pin.version, repository=pin.repository, tag=pin.tag, commit=pin.commit)
+def render(matrix: Matrix, root: Path) -> str:
+    """The whole text of CHANGES.md, of the series that lie in a repository."""
+    parts = [_part(one, model.read(root / one.table.series)) for one in matrix.each()]
+    return "".join((_TOP, *parts))
+
+
+def _part(matrix: Matrix, series: Series) -> str:
+    """What the text says of one upstream."""
+    text = _HEAD.format(**vars(matrix.upstream), series=matrix.table.series)
     for patch in series.patches:
-        cells = (f"{patch.name[:4]} {patch.subject}", patch.feature, patch.upstream_status, len(patch.files))
+        cells = (patch.number, patch.subject, patch.feature, patch.upstream_status, len(patch.files))
         text += f"| {' | '.join(map(str, cells))} |\n"
     for patch in series.patches:
         touched = ", ".join(f"`{change.path}`" for change in patch.files)
-        text += f"\n## {patch.name[:4]} {patch.subject}\n\n{patch.body}\n\n"
+        text += f"\n### {patch.subject}\n\n{patch.body}\n\n"
         text += f"Feature: {patch.feature}. Upstream: {patch.upstream_status}. Files: {touched}.\n"
     return text
 

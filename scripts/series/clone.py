@@ -1,4 +1,4 @@
-"""The series in this clone: apply it to ``build/source``, or look at it. Tells what is done."""
+"""A series in this clone: apply it to its work tree, or look at it. Tells what is done."""
 
 from __future__ import annotations
 
@@ -8,47 +8,55 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console, files, layout
-from scripts.series import model, rebase_state, tree
-from scripts.source import matrix, upstream
+from scripts.series import model, places, rebase_state, tree
+from scripts.source import upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from scripts.source import matrix
 
 
 def apply(
     loaded: matrix.Matrix,
     source: upstream.Source,
-    root: Path = layout.SOURCE,
+    root: Path | None = None,
     *,
     count: int | None = None,
     reset: bool = False,
 ) -> tuple[model.Series, tree.Tree]:
-    """Apply the series, or its first patches, telling what is done."""
-    whole = model.read(layout.PATCHES)
+    """Apply an upstream's series, or its first patches, telling what is done."""
+    place = places.of(loaded)
+    whole = model.read(place.patches)
     patches = whole if count is None else whole.upto(count)
     checkout = upstream.pinned(loaded.upstream, source)
     part = "" if patches == whole else f"the first {len(patches.patches)} of "
     console.step(f"Patches: {part}{len(whole.patches)}")
-    if rebase_state.under_way(layout.BUILD / "rebase"):
-        console.warn("a rebase is under way in build/rebase (nox -s rebase -- --continue, or --abort).")
+    if rebase_state.under_way(place.rebase):
+        console.warn(
+            f"a rebase is under way in build/{place.rebase.name} (nox -s rebase -- --continue, or --abort)."
+        )
     with files.in_turn(layout.BUILD / files.SERIES_LOCK, "is working on the series"):
-        applied = tree.apply(patches, loaded.upstream, checkout, root, of=len(whole.patches), reset=reset)
+        applied = tree.apply(
+            patches, loaded.upstream, checkout, root or place.source, of=len(whole.patches), reset=reset
+        )
     console.note(f"commit {applied.commit}, digest {applied.digest[:16]}…, in {applied.root}")
     return patches, applied
 
 
 def standing(loaded: matrix.Matrix) -> tree.Tree | None:
-    """build/source, where it is the series as patches/ has it."""
-    return tree.reusable(model.read(layout.PATCHES), loaded.upstream, layout.SOURCE)
+    """The work tree of an upstream's series, where it is the series as patches/ has it."""
+    place = places.of(loaded)
+    return tree.reusable(model.read(place.patches), loaded.upstream, place.source)
 
 
 @contextmanager
-def view(source: upstream.Source) -> Iterator[tuple[model.Series, tree.Tree]]:
+def view(loaded: matrix.Matrix, source: upstream.Source) -> Iterator[tuple[model.Series, tree.Tree]]:
     """The series as commits, to look at; nobody's work is touched.
 
-    It is build/source where that is just the series, else a tree that goes again.
+    It is its own work tree where that is just the series, else a tree that goes again.
     """
-    loaded, patches = matrix.load(layout.MATRIX), model.read(layout.PATCHES)
+    patches = model.read(places.of(loaded).patches)
     if (there := standing(loaded)) is not None:
         yield patches, there
         return

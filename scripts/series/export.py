@@ -13,6 +13,7 @@ from scripts.base import files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.series import listing, marker, model, tree
+from scripts.series.places import command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +32,11 @@ class Exported:
 def format_patches(repository: Repository, base: str, target: Path, tip: str = "HEAD") -> list[str]:
     """Write the commits after ``base`` as canonical patches into ``target``; return their names in order.
 
+    A name is the subject's, without a number: the order is in ``series`` alone, so that a patch which comes,
+    goes or moves renames no other.
+
     Raises:
-        SeriesError: a merge or an empty commit, which no patch can hold.
+        SeriesError: a merge or an empty commit, which no patch can hold; two that would have one name.
     """
     for commit in repository.commits(base, tip):
         about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
@@ -65,7 +69,22 @@ def format_patches(repository: Repository, base: str, target: Path, tip: str = "
     ]
     options += ["--filename-max-length=100", f"--output-directory={target.resolve()}"]
     out = repository.run("format-patch", *options, f"{base}..{tip}", writes=False)
-    return [Path(line).name for line in out.splitlines()]
+    return _without_numbers(repository, [Path(line) for line in out.splitlines()])
+
+
+def _without_numbers(repository: Repository, numbered: list[Path]) -> list[str]:
+    """Rename what git numbered; the names in order."""
+    names: list[str] = []
+    for path in numbered:
+        name = re.sub(r"^\d+-", "", path.name)
+        if name in names:
+            raise SeriesError(
+                f"{repository.root}: two commits would be {name}; give one of them another subject (git "
+                "rebase -i, and reword)."
+            )
+        path.replace(path.with_name(name))
+        names.append(name)
+    return names
 
 
 def held(folder: Path) -> dict[str, bytes]:
@@ -157,11 +176,12 @@ def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> di
 
 def _carry_over(repository: Repository, applied: Applied) -> str:
     """How to take one's own commits from a tree to the one that a new apply makes."""
+    reset = command("apply", repository.root, "--reset")
     own = repository.run("log", "--reverse", "--format=%h", f"{applied.commit}..HEAD", writes=False).split()
     if not own:
-        return "Run nox -s apply -- --reset for the whole series"
+        return f"Run {reset} for the whole series"
     pick = f"git -C {repository.root} cherry-pick {' '.join(own)}"
-    return f"Run nox -s apply -- --reset, which keeps your commits, then {pick}"
+    return f"Run {reset}, which keeps your commits, then {pick}"
 
 
 def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
@@ -193,7 +213,8 @@ def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
     current, known = model.digests(folder), applied.patches
     moved = sorted(name for name in current.keys() | known.keys() if current.get(name) != known.get(name))
     if check:
-        way_out = f"{_carry_over(repository, applied)}." if moved else "Run nox -s export, or nox -s apply."
+        anew = f"Run {command('export', root)}, or {command('apply', root)}."
+        way_out = f"{_carry_over(repository, applied)}." if moved else anew
         raise SeriesError(f"{folder} is not what {root} says: {', '.join(different)}. {way_out}")
     if moved:
         raise SeriesError(
@@ -213,7 +234,7 @@ def _exportable(repository: Repository) -> Applied:
     """
     root = repository.root
     if not repository.is_top_level():
-        raise SeriesError(f"{root} is no work tree of the series; nox -s apply makes it.")
+        raise SeriesError(f"{root} is no work tree of the series; {command('apply', root)} makes it.")
     if operation := tree.in_progress(root):
         raise SeriesError(
             f"{root} is in the middle of a {operation}; finish it there (git status tells how), or abort it."

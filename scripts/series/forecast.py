@@ -56,7 +56,7 @@ def forecast(
             if outcome is Outcome.LANDED_IDENTICAL:
                 moves.append(Move(name, outcome, (evidence,)))
                 continue
-            if blockers := sorted(names[c].partition("-")[0] for c in graph[commit] & stuck):
+            if blockers := sorted(names[c].removesuffix(".patch") for c in graph[commit] & stuck):
                 stuck.add(commit)
                 moves.append(Move(name, Outcome.NOT_TRIED, (f"it needs {', '.join(blockers)}",)))
                 continue

@@ -280,16 +280,19 @@ def _check(guard: Guard, repository: Repository, commit: str, compiler: Compiler
     return check_file(guard, repository, commit), ""
 
 
-def require(outcomes: list[Outcome]) -> None:
-    """Raise a GuardError that names every guard that does not discriminate, with what its test said."""
+def require(outcomes: list[Outcome], upstream: str | None = None) -> None:
+    """Raise a GuardError that names every guard that does not discriminate, with what its test said.
+
+    ``upstream``: whose series it is, where a command must be told.
+    """
+    which = f"--upstream {upstream} " if upstream else ""
     faults = []
     for outcome in outcomes:
         if not outcome.discriminates:
             said = f"\n{outcome.output}" if outcome.output else ""
-            number = outcome.patch.partition("-")[0]
             faults.append(
                 f"{outcome.patch}: guard {outcome.guard} {outcome.fault}. "
-                f"Alone: nox -s guards -- {number}{said}"
+                f"Alone: nox -s guards -- {which}{outcome.patch.removesuffix('.patch')}{said}"
             )
     if faults:
         raise GuardError("\n".join(faults))

@@ -45,7 +45,8 @@ def needs(repository: Repository, commits: Sequence[str]) -> dict[str, frozenset
             for path, maker in made.items():
                 stem = path.rsplit("/", 1)[-1]
                 module = path.removesuffix(".py").replace("/", ".")
-                if f'#include "{stem}"' in text or re.search(rf"(from|import) {re.escape(module)}\b", text):
+                name = rf"({re.escape(module)}|\.+{re.escape(module.rpartition('.')[2])})"
+                if f'#include "{stem}"' in text or re.search(rf"(from|import) {name}\b", text):
                     blamed_commits.add(maker)
         needed[commit] = frozenset(blamed_commits & set(commits) - {commit})
     return needed

@@ -121,18 +121,18 @@ def _whitespace(path: Path, number: int, line: str, file: str) -> Iterator[Probl
             yield Problem(path, number, f"a space before a tab in {file}; use spaces.")
 
 
-def _diff(path: Path, lines: list[str]) -> Iterator[Problem]:
+def _diff(path: Path, lines: list[str], package: str | None) -> Iterator[Problem]:
     start = _start_of_diff(lines)
     file = ""
     for number, line in enumerate(lines[start:], start + 1):
         if match := re.match(r"diff --git a/(\S+) b/(\S+)", line):
             file = match[1]
             for name in sorted({match[1], match[2]}):
-                if not is_ours_to_touch(name):
+                if not is_ours_to_touch(name, package):
                     yield Problem(
                         path,
                         number,
-                        f"{name} is none of upstream's files that a wheel is built from; {_WHERE}.",
+                        f"{name} is none of upstream's files that a wheel is built from; {_where(package)}.",
                     )
         yield from _whitespace(path, number, line, file)
     for match in re.finditer(r"(?m)^@@ .*\n((?:[ +\\-].*\n)*)", "\n".join(lines) + "\n"):
@@ -173,11 +173,14 @@ def _hooks(path: Path, patch: model.Patch, lines: list[str], added: Collection[s
         )
 
 
-_WHERE = "patches touch setup.py, flash_attn/**.py and csrc/flash_attn/, and add files there"
+def _where(package: str | None) -> str:
+    if package:
+        return f"patches touch {package}/*.py and its pyproject.toml, and add files there"
+    return "patches touch setup.py, flash_attn/**.py and csrc/flash_attn/, and add files there"
 
 
-def is_ours_to_touch(name: str) -> bool:
-    """Whether a patch may change or add this file.
+def is_ours_to_touch(name: str, package: str | None = None) -> bool:
+    """Whether a patch may change or add this file; ``package``: of a python upstream.
 
     >>> names = "setup.py", "csrc/flash_attn/src/fork.h", "flash_attn/x.py"
     >>> [is_ours_to_touch(name) for name in (*names, "csrc/cutlass/include/a.h", "../x.py", "notes.txt")]
@@ -186,7 +189,7 @@ def is_ours_to_touch(name: str) -> bool:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or path.parts[:2] == ("csrc", "cutlass"):
         return False
-    return build_inputs.is_build_input(path)
+    return build_inputs.is_package_input(path, package) if package else build_inputs.is_build_input(path)
 
 
 def _as_problem(path: Path, error: SeriesError) -> Problem:
@@ -198,11 +201,12 @@ def _as_problem(path: Path, error: SeriesError) -> Problem:
     )
 
 
-def check_patch(path: Path, added: set[str]) -> list[Problem]:
+def check_patch(path: Path, added: set[str], package: str | None = None) -> list[Problem]:
     """Every problem of one patch; of one that cannot be read, the first.
 
     Args:
         path: the patch.
+        package: of a python upstream, its folder.
         added: files that earlier patches of the series add; those that this one adds are put into it.
     """
     try:
@@ -212,13 +216,22 @@ def check_patch(path: Path, added: set[str]) -> list[Problem]:
     if flaw := git.flaw(path):
         return [_as_problem(path, SeriesError(model.damaged(path, flaw)))]
     lines = patch.content.decode().split("\n")
-    problems = [*_header(path, patch, lines), *_diff(path, lines), *_hooks(path, patch, lines, added)]
+    problems = [
+        *_header(path, patch, lines),
+        *_diff(path, lines, package),
+        *_hooks(path, patch, lines, added),
+    ]
     added.update(change.path for change in patch.files if change.is_new)
     return problems
 
 
-def check(folder: Path) -> list[Problem]:
-    """Every problem of a series: of its listing, its files, and each patch."""
+def check(folder: Path, package: str | None = None) -> list[Problem]:
+    """Every problem of a series: of its listing, its files, and each patch.
+
+    Args:
+        folder: the series'.
+        package: of a python upstream, its folder; None: patches are of a compiled one.
+    """
     series_file = folder / listing.LISTING
     try:
         entries, _ = listing.read(folder)
@@ -242,14 +255,15 @@ def check(folder: Path) -> list[Problem]:
             )
     if not names:
         problems.append(Problem(series_file, 1, "names no patch."))
-    for place, entry in enumerate(entries, 1):
-        if not entry.name.startswith(f"{place:04}-"):
+    for entry in entries:
+        if number := re.match(r"\d+-", entry.name):
             problems.append(
                 Problem(
                     series_file,
                     entry.line,
-                    f"{entry.name} is patch {place} of the series; nox -s export names it {place:04}-…",
+                    f"{entry.name} has a number; the order is that of this file, so name it "
+                    f"{entry.name[number.end() :]}.",
                 )
             )
-        problems += check_patch(folder / entry.name, added)
+        problems += check_patch(folder / entry.name, added, package)
     return problems

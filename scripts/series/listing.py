@@ -1,9 +1,8 @@
-"""``patches/series``: the order of the patches, one name a line, with comments after ``#``."""
+"""``series``: the order of the patches, one name a line, with comments after ``#``."""
 
 from __future__ import annotations
 
 import codecs
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,15 +75,10 @@ def read(folder: Path) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
 
 
 def render(names: list[str], old: tuple[Entry, ...], footer: tuple[str, ...]) -> str:
-    """``series`` for these names, with the comments of those that were there, whatever their number was."""
-    comments = {_slug(e.name): e for e in old}
+    """``series`` for these names, with the comments of those that were there."""
+    comments = {e.name: e for e in old}
     lines: list[str] = []
     for name in names:
-        entry = comments.pop(_slug(name), None)
+        entry = comments.pop(name, None)
         lines += [*(entry.before if entry else ()), name + (entry.after if entry else "")]
     return "".join(line + "\n" for line in (*lines, *footer))
-
-
-def _slug(name: str) -> str:
-    """A patch's name without its number."""
-    return re.sub(r"^\d+-", "", name)

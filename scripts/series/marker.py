@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from scripts.base import documents, files
 from scripts.base.documents import Document, OpenDocument
 from scripts.base.errors import SeriesError
+from scripts.series.places import command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +56,8 @@ def read_marker(root: Path) -> Applied | None:
     try:
         older = _Older.model_validate_json(path.read_bytes())
     except ValidationError:
-        remedy = "nox -s apply -- --reset makes the tree anew, and keeps its commits under refs/replaced"
+        anew = command("apply", root, "--reset")
+        remedy = f"{anew} makes the tree anew, and keeps its commits under refs/replaced"
         return documents.read(Applied, path, error=SeriesError, remedy=remedy)
     return Applied(pin="", digest="", base="", commit=older.commit, of=0, patches={})
 

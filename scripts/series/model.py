@@ -10,7 +10,7 @@ from __future__ import annotations
 import email.policy
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.parser import BytesParser
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,7 @@ class Patch:
     feature: str
     guards: tuple[str, ...]
     files: tuple[FileChange, ...]
+    number: int = 0  # its place in the series, from 1; 0 for a patch that was read alone
 
     @property
     def sha256(self) -> str:
@@ -60,9 +61,9 @@ class Patch:
         return hashlib.sha256(self.content).hexdigest()
 
     @property
-    def number(self) -> str:
-        """The first part of its name, such as ``0003``."""
-        return self.name.partition("-")[0]
+    def short(self) -> str:
+        """Its name without ``.patch``, which names it on a command line."""
+        return self.name.removesuffix(".patch")
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,13 @@ class Series:
         """The place of the patch that a user means.
 
         Args:
-            text: a number (``3``, ``0003``), a file name, or words of a name or subject that no other has.
+            text: a place (``3``), a file name, or words of a name or subject that no other has.
 
         Raises:
             SeriesError: none or several fit.
         """
         if text.isdecimal():
-            numbers = [int(p.number) if p.number.isdecimal() else None for p in self.patches]
-            places = [i for i, number in enumerate(numbers) if number == int(text)]
+            places = [i for i, _ in enumerate(self.patches) if i + 1 == int(text)]
         else:
             name = text.removesuffix(".patch").rsplit("/", 1)[-1]
             places = [i for i, p in enumerate(self.patches) if p.name == f"{name}.patch"]
@@ -225,7 +225,10 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def read(folder: Path) -> Series:
-    """Read ``series`` and the patches it names; every patch in the folder must be named once."""
+    """Read ``series`` and the patches it names; every patch in the folder must be named once.
+
+    A series may be empty: that of an upstream which has no patch yet.
+    """
     entries, _ = listing.read(folder)
     named = {entry.name for entry in entries}
     if stray := sorted(p.name for p in folder.glob("*.patch") if p.name not in named):
@@ -234,6 +237,5 @@ def read(folder: Path) -> Series:
             f"add a line, or delete the file (git clean -f {folder.name}, after a git checkout of other "
             "patches)."
         )
-    if not entries:
-        raise SeriesError(f"{folder / listing.LISTING}: names no patch.")
-    return Series(folder, tuple(parse_patch(folder / entry.name) for entry in entries))
+    patches = (parse_patch(folder / entry.name) for entry in entries)
+    return Series(folder, tuple(replace(patch, number=place) for place, patch in enumerate(patches, 1)))

@@ -20,7 +20,7 @@ from scripts.series import landed, move, rebase_end, rebase_resolution
 from scripts.series import tree as work_tree
 from scripts.series.marker import pin_key
 from scripts.series.rebase_folder import Folder
-from scripts.series.rebase_state import ABORT, GO_ON, SKIP, WRITTEN, Done, Report, State, under_way
+from scripts.series.rebase_state import ABORT, GO_ON, MATRIX_AND_CHANGES, SKIP, Done, Report, State, under_way
 
 if TYPE_CHECKING:
     from scripts.series import guards, model
@@ -49,7 +49,7 @@ class Rebase:
             raise UsageError(f"a rebase is under way: {GO_ON}, {SKIP}, or {ABORT}.")
         if pin_key(release.pin) == pin_key(matrix.upstream):
             raise UsageError(f"the series stands on {release.name} already.")
-        head = _committed(self.folder.root)
+        head = _committed(self.folder.root, matrix.table.series)
         path = self.folder.path
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +60,8 @@ class Rebase:
                 begun / self.folder.source.name, patches, matrix.upstream, checkout, release
             )
             state = State(
+                upstream=matrix.name,
+                series=matrix.table.series,
                 old_pin=matrix.upstream,
                 new_pin=release.pin,
                 old_base=space.old_base,
@@ -89,7 +91,7 @@ class Rebase:
         return self._walk(state)
 
     def skip(self, reason: str) -> Report:
-        """Leave the patch out that stopped it; the reason goes into ``patches/series``."""
+        """Leave the patch out that stopped it; the reason goes into ``series``."""
         state = self.folder.load()
         if not state.stopped:
             raise UsageError(f"no patch stopped the rebase; {GO_ON}, or {ABORT}.")
@@ -212,7 +214,7 @@ class Rebase:
         )
 
 
-def _committed(root: Path) -> str:
+def _committed(root: Path, series: str) -> str:
     """The commit of this repository; empty where there is none.
 
     Raises:
@@ -221,7 +223,8 @@ def _committed(root: Path) -> str:
     repository = Repository(root, SeriesError)
     if not repository.is_top_level():
         return ""
-    if changed := repository.run("status", "--porcelain", "--", *WRITTEN, writes=False).rstrip():
+    written = (series, *MATRIX_AND_CHANGES)
+    if changed := repository.run("status", "--porcelain", "--", *written, writes=False).rstrip():
         raise SeriesError(
             f"{root} has changes that are not committed:\n{changed}\n"
             "Commit them first, so that git can take the rebase back."

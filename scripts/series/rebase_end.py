@@ -17,13 +17,12 @@ from scripts.base.errors import ActionNeeded, GuardError, SeriesError
 from scripts.base.fetch import sha256
 from scripts.series import changes, export, guards, lint, model, reach
 from scripts.series import tree as work_tree
-from scripts.series.rebase_state import ABORT, BESIDE, GO_ON, WRITTEN, Report, State
+from scripts.series.rebase_state import ABORT, GO_ON, MATRIX_AND_CHANGES, Report, State
 from scripts.source import kernel_set, pin
 from scripts.source import matrix as matrix_model
 
 if TYPE_CHECKING:
     from scripts.series.rebase_folder import Folder
-    from scripts.source.matrix_tables import Upstream
 
 
 def _digest(path: Path) -> str:
@@ -54,8 +53,9 @@ def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Re
         submodule = _write(folder, state, patches)
     except OSError as e:
         what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
+        written = ", ".join((state.series, *MATRIX_AND_CHANGES))
         raise ActionNeeded(
-            f"{what}, while {', '.join(WRITTEN)} were written: some are, some are not. "
+            f"{what}, while {written} were written: some are, some are not. "
             f"Mend that, then {GO_ON}; or {ABORT}"
         ) from e
     report = _report(folder, state, submodule)
@@ -94,7 +94,7 @@ def _gate(folder: Folder, state: State, patches: dict[str, bytes], compiler: gua
         candidate = Path(temporary) / "patches"
         export.write_folder(candidate, patches)
         moved = model.read(candidate)
-        problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate)]
+        problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate, state.new_pin.package)]
         try:
             head = folder.repository.resolve("HEAD")
             guards.require(
@@ -113,7 +113,7 @@ def _gate(folder: Folder, state: State, patches: dict[str, bytes], compiler: gua
 
 def _require_untouched(folder: Folder, state: State) -> None:
     """Refuse to write over patches that changed since the rebase began."""
-    patches = folder.root / "patches"
+    patches = folder.root / state.series
     if model.digests(patches) not in (state.patches, state.moved or state.patches):
         back = f"git restore --source={state.started[:12] or 'COMMIT'} --staged --worktree {patches}"
         raise ActionNeeded(
@@ -125,7 +125,7 @@ def _keep_before(folder: Folder) -> None:
     """Copies of what the end of a rebase writes, for --abort."""
     copies = Path(tempfile.mkdtemp(dir=folder.path, prefix="before."))
     shutil.copytree(folder.root / "patches", copies / "patches")
-    for name in WRITTEN[1:]:
+    for name in MATRIX_AND_CHANGES:
         if (folder.root / name).is_file():
             shutil.copyfile(folder.root / name, copies / name)
     # Of a run that was killed before it wrote anything.
@@ -135,36 +135,36 @@ def _keep_before(folder: Folder) -> None:
 
 def _write(folder: Folder, state: State, patches: dict[str, bytes]) -> str:
     """Write patches, pin and CHANGES.md in their places; what became of the submodule, in words."""
-    root, new_pin = folder.root, state.new_pin
-    dropped = [f"# not since {new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
-    after = _prepared(folder, new_pin, patches, dropped)
+    root = folder.root
+    dropped = [f"# not since {state.new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
+    after = _prepared(folder, state, patches, dropped)
     # Noted before it is written, so that --abort takes back this and nothing that a person wrote since.
     earlier = state.wrote  # of a run that did not end; its patches may have been amended since
     moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
-    state = folder.save(state.but(moved=moved, wrote={name: _digest(after / name) for name in BESIDE}))
-    for name in BESIDE:
+    state = folder.save(state.but(moved=moved, wrote={name: _digest(after / name) for name in state.beside}))
+    for name in state.beside:
         known = (_digest(folder.path / "before" / name), earlier.get(name), state.wrote[name])
         if _digest(root / name) not in known:
             raise ActionNeeded(
                 f"{root / name} changed since the rebase began to write; take that back, then {GO_ON}; "
                 f"or {ABORT}."
             )
-    export.write_folder(root / "patches", patches, dropped)
-    for name in WRITTEN[1:]:
+    export.write_folder(root / state.series, patches, dropped)
+    for name in MATRIX_AND_CHANGES:
         if _digest(root / name) != state.wrote[name]:
             files.write(root / name, (after / name).read_text(encoding="utf-8"))
-    return pin.write_gitlink(root, new_pin)
+    return pin.write_gitlink(root, matrix_model.load(root / "wheel_matrix.toml").of(state.upstream))
 
 
-def _prepared(folder: Folder, new_pin: Upstream, patches: dict[str, bytes], dropped: list[str]) -> Path:
+def _prepared(folder: Folder, state: State, patches: dict[str, bytes], dropped: list[str]) -> Path:
     """What the end of a rebase writes, in a folder like ``before``."""
     after = folder.path / "after"
     shutil.rmtree(after, ignore_errors=True)
     shutil.copytree(folder.path / "before", after)
-    export.write_folder(after / "patches", patches, dropped)
-    pin.write(matrix_model.load(after / "wheel_matrix.toml"), new_pin)
+    export.write_folder(after / state.series, patches, dropped)
+    pin.write(matrix_model.load(after / "wheel_matrix.toml").of(state.upstream), state.new_pin)
     matrix = matrix_model.load(after / "wheel_matrix.toml")
-    changes.write(after / "CHANGES.md", changes.render(matrix, model.read(after / "patches")))
+    changes.write(after / "CHANGES.md", changes.render(matrix, after))
     return after
 
 
@@ -172,7 +172,7 @@ def _report(folder: Folder, state: State, submodule: str) -> Report:
     """What was done since the rebase began, in however many runs."""
     repository = folder.repository
     written = export.changed(
-        export.held(folder.path / "before/patches"), export.held(folder.root / "patches")
+        export.held(folder.path / "before" / state.series), export.held(folder.root / state.series)
     )
     old, new = f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD"
     range_diff = repository.run("range-diff", "--no-color", "--creation-factor=90", old, new, writes=False)
@@ -199,12 +199,13 @@ def _remove(folder: Folder) -> None:
 
 def put_back(folder: Folder) -> bool:
     """Undo what the end of a rebase wrote, unless somebody changed it since; whether it was undone."""
-    before, patches = folder.path / "before", folder.root / "patches"
+    before = folder.path / "before"
     try:
         state = folder.load()
     except SeriesError:
         return False
-    kept = [name for name in BESIDE if (before / name).is_file()]
+    patches = folder.root / state.series
+    kept = [name for name in state.beside if (before / name).is_file()]
     if not state.aborting:  # by a run that was interrupted
         if model.digests(patches) not in (state.patches, state.moved):
             return False
@@ -214,7 +215,9 @@ def put_back(folder: Folder) -> bool:
         ):
             return False
         folder.save(state.but(aborting=True))
-    export.write_folder(patches, {name: (before / "patches" / name).read_bytes() for name in state.patches})
+    export.write_folder(
+        patches, {name: (before / state.series / name).read_bytes() for name in state.patches}
+    )
     for name in kept:
         files.write(folder.root / name, (before / name).read_text(encoding="utf-8"))
     if pin.gitlink(folder.root) == state.new_pin.commit != state.gitlink:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 GO_ON = "nox -s rebase -- --continue"
 SKIP = "nox -s rebase -- --skip --reason 'WHY'"
 ABORT = "nox -s rebase -- --abort"
-WRITTEN = ("patches", "wheel_matrix.toml", "CHANGES.md")  # by the end of a rebase
-BESIDE = (f"patches/{listing.LISTING}", *WRITTEN[1:])  # of those, what is no patch
+MATRIX_AND_CHANGES = ("wheel_matrix.toml", "CHANGES.md")  # written by the end of a rebase, with the series
 STATE = "state.json"  # in the folder of a rebase
 
 
@@ -40,6 +39,8 @@ class State(Document):
     """Where a rebase stands."""
 
     format: Literal[1] = 1
+    upstream: str  # its name in wheel_matrix.toml
+    series: str  # the folder of its patches
     old_pin: Upstream
     new_pin: Upstream
     old_base: str
@@ -63,6 +64,11 @@ class State(Document):
     def head(self) -> str:
         """The last patch's commit on the new base."""
         return next((d.commit for d in reversed(self.done) if not d.reason), self.new_base)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What the end of a rebase writes that is no patch."""
+        return (f"{self.series}/{listing.LISTING}", *MATRIX_AND_CHANGES)
 
     def but(self, **changes: Any) -> State:
         """The same with other values."""

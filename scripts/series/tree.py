@@ -21,6 +21,7 @@ from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.series import replaced
 from scripts.series.marker import pin_key, read_marker, write_marker
+from scripts.series.places import command
 from scripts.source import upstream
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from scripts.source.matrix_tables import Upstream
 
 AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
-_KEEP_OR_DROP = (
-    "nox -s export writes commits to patches/; nox -s apply -- --reset replaces the tree, "
-    "keeping its commits and stashes under refs/replaced"
-)
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,8 @@ class Snapshot:
                 if path.is_file() and not path.name.startswith(".") and path.stat().st_ctime_ns > self.seen:
                     raise SeriesError(
                         f"{path} changed while it was being built from. Nothing that may be of both states "
-                        "was kept; build again. (Nobody wrote it? Then the clock was set back: nox -s apply "
-                        "-- --reset)"
+                        "was kept; build again. (Nobody wrote it? Then the clock was set back: "
+                        f"{command('apply', self.root, '--reset')})"
                     )
 
 
@@ -135,6 +132,13 @@ def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     return None
 
 
+def _keep_or_drop(root: Path) -> str:
+    return (
+        f"{command('export', root)} writes commits to patches/; {command('apply', root, '--reset')} replaces "
+        "the tree, keeping its commits and stashes under refs/replaced"
+    )
+
+
 def _moment(root: Path) -> int:
     """Now, by the clock of the file system that a tree lies on, in nanoseconds."""
     stamp = root / ".git/seen"
@@ -160,7 +164,7 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
         raise SeriesError(f"{root} is nothing that nox -s apply made; move it away, or delete it.")
     seen = _moment(root)
     if stake := _work_at_stake(finished, applied):
-        raise SeriesError(f"{stake}." if in_progress(root) else f"{stake}. {_KEEP_OR_DROP}.")
+        raise SeriesError(f"{stake}." if in_progress(root) else f"{stake}. {_keep_or_drop(root)}.")
     digest = series.digest(applied.base)
     if (applied.pin, applied.digest) != (pin_key(pin), digest):
         return None
@@ -168,8 +172,14 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
 
 
 def sources(repository: Repository) -> tuple[str, str]:
-    """Ids of what the binding and the kernels are compiled from; both in cutlass where a tree has it."""
-    csrc = repository.resolve("HEAD:csrc")
+    """Ids of what the binding and the kernels are compiled from; both in cutlass where a tree has it.
+
+    Empty of a tree without csrc, a python upstream's: nothing is compiled of it.
+    """
+    status, csrc, _ = repository.attempt("rev-parse", "--verify", "--quiet", "HEAD:csrc")
+    if status != 0:
+        return "", ""
+    csrc = csrc.strip()
     _, listed, _ = repository.attempt("ls-tree", "HEAD", "csrc/flash_attn/", "csrc/cutlass/")
     kernels = [line for line in listed.splitlines() if not line.endswith("/flash_api.cpp")]
     return csrc, hashlib.sha256("\n".join(kernels).encode()).hexdigest()
@@ -200,7 +210,7 @@ def make_base(root: Path, pin: Upstream, checkout: upstream.Checkout) -> str:
 
     The id follows from the files and the release's name.
     """
-    upstream.materialise(checkout, root)
+    upstream.materialise(pin, checkout, root)
     repository = Repository.create(root, SeriesError)
     repository.run("add", "--all", "--force")
     repository.run("commit", "--quiet", "-m", f"{pin.distribution} {pin.version}")

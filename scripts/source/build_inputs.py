@@ -14,6 +14,9 @@ CUTLASS = "csrc/cutlass"
 # Of csrc, what upstream's MANIFEST.in names; git has more (.inl).
 _IN_SDIST = (".cu", ".h", ".cuh", ".cpp", ".hpp", ".py")
 
+# Of a python upstream, what its package's folder has beside modules.
+_BESIDE_A_PACKAGE = ("pyproject.toml", "README.md", "LICENSE", "AUTHORS", "MANIFEST.in")
+
 
 def is_build_input(path: PurePosixPath, packages: frozenset[PurePosixPath] | None = None) -> bool:
     """Whether a build needs this file.
@@ -27,8 +30,20 @@ def is_build_input(path: PurePosixPath, packages: frozenset[PurePosixPath] | Non
     return str(path) in ("setup.py", "README.md", "LICENSE", "AUTHORS", "MANIFEST.in")
 
 
-def select(paths: Iterable[str]) -> list[str]:
-    """The files that a build needs, of all that a release has."""
+def is_package_input(path: PurePosixPath, package: str) -> bool:
+    """Whether a wheel of a python upstream is made of this file of its package, and of nothing below it.
+
+    >>> names = "a/b/x.py", "a/b/LICENSE", "a/b/PKG-INFO", "a/b/c/x.py", "a/x.py"
+    >>> [is_package_input(PurePosixPath(name), "a/b") for name in names]
+    [True, True, False, False, False]
+    """
+    return str(path.parent) == package and (path.suffix == ".py" or path.name in _BESIDE_A_PACKAGE)
+
+
+def select(paths: Iterable[str], package: str | None = None) -> list[str]:
+    """The files that a build needs, of all that a release has; ``package``: a python upstream's."""
+    if package is not None:
+        return sorted(path for path in paths if is_package_input(PurePosixPath(path), package))
     pure = [PurePosixPath(p) for p in paths]
     packages = frozenset(p.parent for p in pure if p.name == "__init__.py")
     return sorted(str(p) for p in pure if is_build_input(p, packages))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from packaging.version import Version
 from pydantic import ValidationError
 
 from scripts.base.errors import MatrixError, UsageError
 from scripts.source.kernel_set import Kernel, parse_kernels
+from scripts.source.matrix_checks import compiled, target_mistake, upstream_mistake
 from scripts.source.matrix_tables import (
-    FIRST_CUDA,
-    WHOLE_TOOLKIT_FROM,
     Assembled,
-    Fork,
     MatrixFile,
     Table,
     TargetTable,
-    Upstream,
+    UpstreamTable,
 )
 from scripts.source.mistakes import explain, mistake_at
 
@@ -31,8 +28,10 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from scripts.source.matrix_tables import Upstream
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ class Target:
     kernels: tuple[Kernel, ...]
     toolkit: str | None  # None: no index has its compiler
     assembled: Assembled | None = None
+    upstream: str = ""
 
     @property
     def label(self) -> str:
@@ -57,19 +57,60 @@ class Target:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The file's content, checked."""
+    """The file's content, checked, as one of its upstreams sees it."""
 
     path: Path
-    upstream: Upstream
-    fork: Fork
-    releases: dict[str, str]
+    upstreams: dict[str, UpstreamTable]
+    name: str  # of the upstream whose pin, series and targets these are
     images: dict[str, str]
     shared_ptx: dict[str, tuple[str, ...]]  # machine code of these may be made from the PTX of the key
-    targets: tuple[Target, ...]
+    all_targets: tuple[Target, ...]  # of every upstream
+
+    @property
+    def table(self) -> UpstreamTable:
+        """What the file says of the upstream."""
+        return self.upstreams[self.name]
+
+    @cached_property
+    def upstream(self) -> Upstream:
+        """The upstream's pin."""
+        return self.table.pin
+
+    @property
+    def releases(self) -> dict[str, str]:
+        """Other releases of the upstream: the sdist's sha256 by version."""
+        return self.table.releases
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the upstream that commands work on unasked."""
+        return self.name == next(iter(self.upstreams))
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What is built of the upstream; a python upstream has none."""
+        return tuple(target for target in self.all_targets if target.upstream == self.name)
+
+    def of(self, name: str | None) -> Matrix:
+        """The same as another upstream sees it (None: the first); a UsageError lists those there are."""
+        if name is not None and name not in self.upstreams:
+            raise UsageError(
+                f"{self.path.name} has no upstream {name!r}; it has {', '.join(self.upstreams)}."
+            )
+        return replace(self, name=name or next(iter(self.upstreams)))
+
+    def each(self) -> tuple[Matrix, ...]:
+        """The same as every upstream sees it, in order."""
+        return tuple(self.of(name) for name in self.upstreams)
 
     def default(self) -> Target:
         """The target that ``nox -s build`` builds."""
-        return next(target for target in self.targets if target.default)
+        for target in self.targets:
+            if target.default:
+                return target
+        raise UsageError(
+            f"{self.path.name} has no target for {self.name}, which is of kind {self.table.kind}."
+        )
 
     def named(self, name: str) -> Target:
         """The target of this name; a UsageError lists those there are."""
@@ -80,17 +121,17 @@ class Matrix:
             f"{self.path.name} has no target {name!r}; it has {', '.join(t.name for t in self.targets)}."
         )
 
-    def version(self, target: Target) -> str:
-        """The wheel's version, such as ``2.8.3.post1+det.1.cu130.torch2.11``."""
-        return f"{self.upstream.version}+det.{self.fork.revision}.{target.label}"
+    def version(self, target: Target | None = None) -> str:
+        """The wheel's version, such as ``2.8.3.post1+det.1.cu130.torch2.11``, or ``4.0.0b36+det.1``."""
+        label = f".{target.label}" if target else ""
+        return f"{self.upstream.version}+det.{self.table.revision}{label}"
 
 
 def _keys_allowed(location: Sequence[str | int]) -> list[str]:
     names = [str(part) for part in location[:-1]]
     tables: dict[str, type[Table]] = {
         "": MatrixFile,
-        "upstream": Upstream,
-        "fork": Fork,
+        "upstreams": UpstreamTable,
         "toolkits": Assembled,
         "targets": TargetTable,
     }
@@ -119,55 +160,6 @@ def _shared_ptx(path: Path, text: str, parsed: MatrixFile) -> dict[str, tuple[st
     return shared
 
 
-def too_early(cuda: str, architectures: Iterable[str]) -> str | None:
-    """What is wrong with asking a CUDA release for machine code of these compute capabilities, or None.
-
-    >>> too_early("12.4", ("80", "90", "120"))
-    'nvcc 12.4 knows no compute capability 120 (CUDA 12.8 and later)'
-    >>> too_early("13.0", ("80", "120"))
-    """
-    for architecture in architectures:
-        if Version(cuda) < Version(FIRST_CUDA[architecture]):
-            since = f"CUDA {FIRST_CUDA[architecture]} and later"
-            return f"nvcc {cuda} knows no compute capability {architecture} ({since})"
-    return None
-
-
-def _toolkit_mistake(table: TargetTable, toolkits: Iterable[str]) -> str | None:
-    """What is wrong with where a target's compiler comes from."""
-    if table.toolkit is None:
-        return None
-    if not table.toolkit.startswith(table.cuda + "."):
-        return f"{table.toolkit} is no full release of CUDA {table.cuda}, such as {table.cuda}.2"
-    if Version(table.cuda) < Version(WHOLE_TOOLKIT_FROM) and table.toolkit not in toolkits:
-        return (
-            f"the package index has no compiler of CUDA {table.cuda}; describe {table.toolkit} in "
-            "[toolkits], or leave this key out where the machine or a container must bring it"
-        )
-    return None
-
-
-def _target_mistake(name: str, table: TargetTable, parsed: MatrixFile) -> tuple[str, str] | None:
-    """The key of a target's table that is wrong, empty for its name, and what is wrong with it."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        return "", "a target's name is a folder's, of letters, digits, '.', '_' and '-'"
-    cuda = parsed.torch_cuda.get(table.torch)
-    if cuda is None:
-        listed = ", ".join(parsed.torch_cuda)
-        return "torch", f"torch {table.torch} is not in [torch-cuda], which has {listed}"
-    if cuda != table.cuda:
-        fitting = [torch for torch, built_for in parsed.torch_cuda.items() if built_for == table.cuda]
-        return "torch", (
-            f"torch {table.torch} is built for CUDA {cuda}, not {table.cuda}; "
-            f"for CUDA {table.cuda} there is {', '.join(fitting) or 'none in [torch-cuda]'}"
-        )
-    if mistake := _toolkit_mistake(table, parsed.toolkits):
-        return "toolkit", mistake
-    if mistake := too_early(table.cuda, table.arch):
-        return "arch", mistake
-    return None
-
-
 def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -192,24 +184,34 @@ def load(path: Path) -> Matrix:
     """Read the matrix; a MatrixError names file, line and key of every mistake."""
     text = _text_of(path)
     parsed = _parsed(path, text)
+    for name, upstream in parsed.upstreams.items():
+        if mistake := upstream_mistake(name, upstream, parsed.upstreams):
+            key, message = mistake
+            raise mistake_at(path, text, ("upstreams", name, key) if key else ("upstreams", name), message)
     for name, table in parsed.targets.items():
-        if mistake := _target_mistake(name, table, parsed):
+        if mistake := target_mistake(name, table, parsed):
             key, message = mistake
             raise mistake_at(path, text, ("targets", name, key) if key else ("targets", name), message)
-    defaults = [name for name, table in parsed.targets.items() if table.default]
-    if len(defaults) != 1:
-        where = ("targets", defaults[1], "default") if defaults else ("targets", next(iter(parsed.targets)))
-        raise mistake_at(
-            path, text, where, f"one target must have default = true; {', '.join(defaults) or 'none'} has"
-        )
-    return Matrix(
+    targets = tuple(_target(name, table, parsed) for name, table in parsed.targets.items())
+    for name in compiled(parsed):
+        _require_default(path, text, name, [target for target in targets if target.upstream == name])
+    first = next(iter(parsed.upstreams))
+    return Matrix(path, parsed.upstreams, first, parsed.images, _shared_ptx(path, text, parsed), targets)
+
+
+def _require_default(path: Path, text: str, upstream: str, targets: list[Target]) -> None:
+    """Of a compiled upstream's targets one is the default."""
+    defaults = [target.name for target in targets if target.default]
+    if len(defaults) == 1:
+        return
+    where = (
+        ("targets", defaults[1], "default") if defaults else ("targets", targets[0].name) if targets else ()
+    )
+    raise mistake_at(
         path,
-        parsed.upstream,
-        parsed.fork,
-        parsed.releases,
-        parsed.images,
-        _shared_ptx(path, text, parsed),
-        tuple(_target(name, table, parsed) for name, table in parsed.targets.items()),
+        text,
+        where or ("upstreams", upstream),
+        f"one target of {upstream} must have default = true; {', '.join(defaults) or 'none'} has",
     )
 
 
@@ -224,4 +226,5 @@ def _target(name: str, table: TargetTable, parsed: MatrixFile) -> Target:
         parse_kernels(table.kernels),
         table.toolkit,
         parsed.toolkits.get(table.toolkit) if table.toolkit else None,
+        table.upstream or compiled(parsed)[0],
     )

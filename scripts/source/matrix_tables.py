@@ -87,6 +87,9 @@ Release = Annotated[str, _pattern(r"\d+\.\d+", 'a CUDA release such as "13.0"')]
 PackageVersion = Annotated[str, AfterValidator(_check_version)]
 
 
+Kind = Literal["cuda", "python"]
+
+
 class Table(BaseModel):
     """A table of the file: no other keys, and no values of another type."""
 
@@ -96,21 +99,32 @@ class Table(BaseModel):
 
 
 class Upstream(Table):
-    """The pin: one release of flash-attention, as a git commit and as an sdist."""
+    """A pin: one release of an upstream, as a git commit and as an sdist."""
 
+    kind: Kind = "cuda"
     version: PackageVersion
     repository: str
     tag: str
     commit: Commit
-    cutlass: Commit
+    cutlass: Commit | None = None  # None: it has none
     distribution: str
     sdist_sha256: Sha256
+    # Of a python upstream, where its package lies in the repository; in the sdist it lies at the top.
+    package: Annotated[str, _pattern(r"\w+(/\w+)*", "a folder such as flash_attn/cute")] | None = None
 
 
-class Fork(Table):
-    """Our release of the series."""
+class UpstreamTable(Upstream):
+    """What an upstream says; the table's name is the upstream's. The pin, and the series on it."""
 
+    kind: Kind  # here it must be said
+    series: Annotated[str, _pattern(r"patches/[\w.-]+", "a folder such as patches/flash-attn")]
     revision: Annotated[int, Field(ge=1)]
+    releases: dict[PackageVersion, Sha256] = Field(default_factory=dict)
+
+    @property
+    def pin(self) -> Upstream:
+        """The pin alone."""
+        return Upstream.model_validate(self.model_dump(by_alias=True, include=set(Upstream.model_fields)))
 
 
 Architecture = Literal["80", "86", "87", "89", "90", "100", "103", "110", "120", "121"]
@@ -126,6 +140,7 @@ class TargetTable(Table):
     arch: Annotated[list[Architecture], Field(min_length=1), AfterValidator(_check_architectures)]
     kernels: Annotated[str, AfterValidator(_check_kernels)]
     toolkit: PackageVersion | None = None
+    upstream: str | None = None  # None: the first of kind cuda
 
 
 class Assembled(Table):
@@ -146,13 +161,11 @@ class Assembled(Table):
 class MatrixFile(Table):
     """The whole file."""
 
-    upstream: Upstream
-    fork: Fork
-    torch_cuda: dict[PackageVersion, Release]
-    releases: dict[PackageVersion, Sha256] = Field(default_factory=dict)
+    upstreams: Annotated[dict[str, UpstreamTable], Field(min_length=1)]
+    torch_cuda: dict[PackageVersion, Release] = Field(default_factory=dict)
     images: dict[Release, str] = Field(default_factory=dict)
     shared_ptx: dict[
         Architecture, Annotated[list[Architecture], Field(min_length=1), AfterValidator(_check_architectures)]
     ] = Field(default_factory=dict)
     toolkits: dict[PackageVersion, Assembled] = Field(default_factory=dict)
-    targets: Annotated[dict[str, TargetTable], Field(min_length=1)]
+    targets: dict[str, TargetTable] = Field(default_factory=dict)

@@ -22,22 +22,21 @@ if TYPE_CHECKING:
 def write(matrix: Matrix, pin: Upstream) -> bool:
     """Replace the pin; whether anything changed.
 
-    The old release joins [releases], and the fork's revision starts again at 1.
+    The old release joins the upstream's releases, and the revision starts again at 1.
     """
     if pin == matrix.upstream:
         return False
     document = tomlkit.parse(matrix.path.read_text(encoding="utf-8"))
-    table = document["upstream"]
-    old = matrix.upstream
-    values = pin.model_dump(by_alias=True)
-    for key, value in values.items():
-        table[key] = value
-    document["fork"]["revision"] = 1
-    text = _with_release(tomlkit.dumps(document), old, pin)
+    table = document["upstreams"][matrix.name]
+    for key, value in pin.model_dump(by_alias=True, exclude_none=True).items():
+        if table.get(key) != value:
+            table[key] = value
+    table["revision"] = 1
+    text = _with_release(tomlkit.dumps(document), matrix, pin)
     part = matrix.path.with_name(matrix.path.name + ".part")
     part.write_text(text, encoding="utf-8")
     try:
-        if model.load(part).upstream != pin:
+        if model.load(part).of(matrix.name).upstream != pin:
             raise MatrixError(f"{matrix.path}: the new pin could not be written.")
         part.replace(matrix.path)
     finally:
@@ -45,19 +44,22 @@ def write(matrix: Matrix, pin: Upstream) -> bool:
     return True
 
 
-def _with_release(text: str, old: Upstream, new: Upstream) -> str:
-    """The old release in the place of the new one in [releases], or after its last line.
+def _with_release(text: str, matrix: Matrix, new: Upstream) -> str:
+    """The old release in the place of the new one in the upstream's releases, or after their last line.
 
     tomlkit would put it after what follows.
     """
-    lines = text.split("\n")
-    if "[releases]" not in lines:
-        lines[-1:] = ["", "[releases]", ""]
-    start = lines.index("[releases]") + 1
+    lines, old = text.split("\n"), matrix.upstream
+    header = rf"\s*\[\s*upstreams\s*\.\s*[\"']?{re.escape(matrix.name)}[\"']?\s*\.\s*releases\s*\]"
+    start = next((i + 1 for i, line in enumerate(lines) if re.match(header, line)), 0)
+    if not start:
+        lines[-1:] = ["", f"[upstreams.{matrix.name}.releases]", ""]
+        start = len(lines) - 1
     end = next((i for i in range(start, len(lines)) if lines[i].startswith("[")), len(lines))
     keys = [i for i in range(start, end) if re.match(r"\s*[\"'\w]", lines[i])]
     there = next((i for i in keys if re.match(rf"\s*[\"']{re.escape(new.version)}[\"']\s*=", lines[i])), None)
-    entry = [f'"{old.version}" = "{old.sdist_sha256}"'] if old.sdist_sha256 != UNKNOWN else []
+    listed = old.sdist_sha256 == UNKNOWN or old.version in matrix.releases
+    entry = [] if listed else [f'"{old.version}" = "{old.sdist_sha256}"']
     if there is not None:
         lines[there : there + 1] = entry
     else:
@@ -66,8 +68,14 @@ def _with_release(text: str, old: Upstream, new: Upstream) -> str:
     return "\n".join(lines)
 
 
-def write_gitlink(root: Path, pin: Upstream) -> str:
+def write_gitlink(root: Path, matrix: Matrix) -> str:
     """Stage the submodule's commit in this repository's index; what was done or is left to do, in words."""
+    pin = matrix.upstream
+    if not matrix.is_first:
+        unknown = f" The commit of {pin.version} is unknown." if pin.commit == UNKNOWN else ""
+        return (
+            f"The submodule stays as it is: its commit is the pin of {next(iter(matrix.upstreams))}.{unknown}"
+        )
     later = f"git -C upstream fetch --tags, git -C upstream checkout {pin.tag}, git add upstream"
     if pin.commit == UNKNOWN:
         return (

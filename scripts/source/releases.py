@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import httpx2
+import tomlkit
 from packaging.version import InvalidVersion, Version
 from unearth.errors import UnpackError
 
@@ -66,13 +67,19 @@ def _sdist(matrix: Matrix, version: str, sha256: str, how: str, cache: Path) -> 
     else:
         changes = {
             "version": version,
-            "tag": f"v{version}",
+            "tag": _tag(known, version),
             "commit": UNKNOWN,
-            "cutlass": UNKNOWN,
+            "cutlass": None if known.cutlass is None else UNKNOWN,
             "sdist_sha256": sha256,
         }
         pin = known.model_copy(update=changes)
     return Release(pin, upstream.from_sdist(pin, cache, how), how)
+
+
+def _tag(known: Upstream, version: str) -> str:
+    """The tag of another release, made as the known one is; unknown where that does not tell."""
+    prefix, found, rest = known.tag.partition(known.version)
+    return f"{prefix}{version}" if found and not rest else UNKNOWN
 
 
 def _cutlass(repository: Repository, name: str, commit: str) -> str:
@@ -103,7 +110,7 @@ def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
     repository = Repository(folder, UpstreamError)
     if not repository.is_top_level():
         return None
-    candidates = [name, f"v{name}"]
+    candidates = [name, _tag(matrix.upstream, name)]
     resolved = _commit(repository, candidates)
     if resolved is None:
         console.note(f"{name} is not in the submodule; fetching its remote's tags")
@@ -115,24 +122,34 @@ def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
     if resolved is None:
         return None
     tag, commit = resolved
-    cutlass = _cutlass(repository, name, commit)
-    text = repository.read(f"{commit}:flash_attn/__init__.py").decode("utf-8")
-    version = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
-    if version is None:
-        raise UpstreamError(f"{name}: flash_attn/__init__.py has no __version__.")
-    sha256 = (
-        matrix.releases.get(version[1]) or on_index(matrix.upstream.distribution).get(version[1]) or UNKNOWN
-    )
-    changes = {
-        "version": version[1],
-        "tag": tag,
-        "commit": commit,
-        "cutlass": cutlass,
-        "sdist_sha256": sha256,
-    }
+    known = matrix.upstream
+    cutlass = None if known.cutlass is None else _cutlass(repository, name, commit)
+    version = _version_in_git(repository, known, name, commit)
+    sha256 = matrix.releases.get(version) or on_index(known.distribution).get(version) or UNKNOWN
+    changes = {"version": version, "tag": tag, "commit": commit, "cutlass": cutlass, "sdist_sha256": sha256}
     how = f"{tag} of the submodule, commit {commit[:12]}"
-    return Release(
-        matrix.upstream.model_copy(update=changes), upstream.from_git(folder, how, commit, cutlass), how
+    pin = known.model_copy(update=changes)
+    return Release(pin, upstream.from_git(pin, folder, how), how)
+
+
+def _version_in_git(repository: Repository, known: Upstream, name: str, commit: str) -> str:
+    """The version of a commit: what its package says, or its tag, as setuptools-scm reads it."""
+    if known.package is None:
+        text = repository.read(f"{commit}:flash_attn/__init__.py").decode("utf-8")
+        version = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
+        if version is None:
+            raise UpstreamError(f"{name}: flash_attn/__init__.py has no __version__.")
+        return version[1]
+    text = repository.read(f"{commit}:{known.package}/pyproject.toml").decode("utf-8")
+    scm = tomlkit.parse(text).unwrap().get("tool", {}).get("setuptools_scm", {})
+    pattern = scm.get("tag_regex", "v(?P<version>.+)")
+    tags = repository.run("tag", "--points-at", commit, writes=False).split()
+    for found in (re.fullmatch(pattern, tag) for tag in tags):
+        if found is not None:
+            return str(Version(found["version"]))
+    raise UpstreamError(
+        f"{name}: no tag of commit {commit[:12]} gives a version (tag_regex in "
+        f"{known.package}/pyproject.toml); name a tag."
     )
 
 
@@ -161,10 +178,12 @@ def find(
     """
     distribution = matrix.upstream.distribution
     if name == LATEST:
-        stable = [version for version in on_index(distribution) if not Version(version).is_prerelease]
-        if not stable:
+        # A release in the making follows releases in the making.
+        any_kind = Version(matrix.upstream.version).is_prerelease
+        listed = [v for v in on_index(distribution) if any_kind or not Version(v).is_prerelease]
+        if not listed:
             raise UpstreamError(f"the package index has no sdist of {distribution}.")
-        name = stable[-1]
+        name = listed[-1]
         console.note(f"latest is {name}")
     if source is not upstream.Source.SDIST:
         release = _from_git(matrix, name, folder)
@@ -203,6 +222,7 @@ def _by_version(matrix: Matrix, name: str, cache: Path) -> Release:
     if sha256 is None:
         raise UpstreamError(
             f"the package index gives no sha256 for {distribution} {version}; "
-            "put its hash into [releases] of wheel_matrix.toml after looking at the file."
+            f"put its hash into [upstreams.{matrix.name}.releases] of wheel_matrix.toml after looking at the "
+            "file."
         )
     return _sdist(matrix, version, sha256, "the sha256 that the package index gives", cache)

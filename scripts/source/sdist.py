@@ -77,13 +77,17 @@ def fetched(pin: Upstream, cache: Path, config: PipConfig | None = None) -> Path
     return path
 
 
-def extract(archive: Path, target: Path) -> None:
-    """Write what a build needs of an sdist into a folder."""
+def extract(archive: Path, target: Path, package: str | None = None) -> None:
+    """Write what a build needs of an sdist into a folder.
+
+    The sdist of a python upstream is flat; its files go where ``package`` lies in the repository.
+    """
+    place = f"{package}/" if package else ""
     # Unpacked in memory (some 110 MB): files are taken in another order than the archive's, and seeking in
     # gzip is slow.
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(archive.read_bytes()))) as tar:
-        members = {m.name.partition("/")[2]: m for m in tar.getmembers() if m.isfile()}
-        for name in build_inputs.select(members):
+        members = {place + m.name.partition("/")[2]: m for m in tar.getmembers() if m.isfile()}
+        for name in build_inputs.select(members, package):
             member = members[name]
             member.name = name
             build_inputs.extract(tar, member, target)

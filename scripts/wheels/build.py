@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import os
 import shutil
@@ -20,7 +21,7 @@ from scripts.source import kernel_set, matrix, upstream
 from scripts.wheels import compiling, containers, kernels, linking, metadata, toolchain, wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from scripts.wheels.choice import Job
@@ -152,19 +153,29 @@ def _rebuild(loaded: matrix.Matrix, job: Job, options: BuildOptions, built: Buil
     Torch's environment alone is shared: pip made it, we do not. An interrupted check keeps what it compiled
     for the next.
     """
+    again_same(
+        built.path, lambda folder: build_one(loaded, job, options, Place(folder, folder / "dist", False)).path
+    )
+
+
+def again_same(path: Path, build: Callable[[Path], Path]) -> None:
+    """Build a wheel once more in a folder of its own, with another user's settings.
+
+    Raises:
+        WheelError: its bytes are others.
+    """
     folder = layout.BUILD / "check-reproducible"
     console.step(f"Building again from nothing, in {folder}")
+    started = time.monotonic()
     with _other_settings():
-        again = build_one(loaded, job, options, Place(folder, folder / "dist", cache=False))
-    if again.sha256 != built.sha256:
+        again = build(folder)
+    if not filecmp.cmp(path, again, shallow=False):
         raise WheelError(
-            f"{built.path} is not what a build from nothing gives "
-            f"({again.path}):\n{_difference(built.path, again.path)}"
+            f"{path} is not what a build from nothing gives ({again}):\n{_difference(path, again)}"
         )
     shutil.rmtree(folder)
-    console.done(
-        f"{built.path.name}: byte for byte the same, from nothing in {console.duration(again.seconds)}"
-    )
+    taken = console.duration(time.monotonic() - started)
+    console.done(f"{path.name}: byte for byte the same, from nothing in {taken}")
 
 
 def _difference(ours: Path, theirs: Path) -> str:

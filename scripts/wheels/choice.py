@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scripts.base import console
 from scripts.base.errors import UsageError
-from scripts.source import kernel_set, matrix
+from scripts.source import kernel_set, matrix, matrix_checks
 from scripts.wheels import toolchain
 
 
@@ -60,7 +60,7 @@ def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
                     raise
                 console.warn(f"left out: {e}")
                 continue
-            if mistake := matrix.too_early(target.cuda, choice.architectures):
+            if mistake := matrix_checks.too_early(target.cuda, choice.architectures):
                 raise UsageError(f"--arch: {mistake}; target {target.name} is for CUDA {target.cuda}.")
             jobs.append(
                 Job(

@@ -110,6 +110,16 @@ def fork_metadata(upstream: Message, matrix: Matrix, target: Target, python: str
     return ordered.as_string(maxheaderlen=0)
 
 
+def series_facts(series: Series, tree: Tree) -> dict[str, Any]:
+    """What a provenance says of the series."""
+    return {
+        "digest": tree.digest,
+        "base": tree.base,
+        "commit": tree.commit,
+        "patches": [{"name": p.name, "subject": p.subject, "sha256": p.sha256} for p in series.patches],
+    }
+
+
 def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> dict[str, Any]:
     """What ``flash_attn/_fork.json`` holds and ``fork_info()`` returns."""
     pin, tree = matrix.upstream, plan.tree
@@ -121,13 +131,8 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
             "cutlass": pin.cutlass,
             "sdist_sha256": pin.sdist_sha256,
         },
-        "fork_revision": matrix.fork.revision,
-        "series": {
-            "digest": tree.digest,
-            "base": tree.base,
-            "commit": tree.commit,
-            "patches": [{"name": p.name, "subject": p.subject, "sha256": p.sha256} for p in series.patches],
-        },
+        "fork_revision": matrix.table.revision,
+        "series": series_facts(series, tree),
         "target": target.name,
         "kernel_set": [k.name for k in plan.kernels],
         "attn_bias": all(k.bias for k in plan.kernels),

@@ -88,6 +88,12 @@ def pack(
         f"{info}/licenses/NOTICE": (layout.ROOT / "NOTICE").read_bytes(),
     }
     tree.check_unchanged()
+    return write(dist / name, entries)
+
+
+def write(place: Path, entries: dict[str, bytes]) -> Path:
+    """Write a wheel of these files, aside and then renamed: entries in order, and one date for all."""
+    dist, name = place.parent, place.name
     dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=dist, prefix=".") as folder, _source_date():
         part = Path(folder) / name
@@ -98,8 +104,8 @@ def pack(
                 header.external_attr = (0o100755 if entry.endswith(".so") else 0o100644) << 16
                 header.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(header, entries[entry])
-        publish(part, dist / name)
-    return dist / name
+        publish(part, place)
+    return place
 
 
 def publish(part: Path, place: Path) -> None:

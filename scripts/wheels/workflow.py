@@ -46,7 +46,7 @@ jobs:
         with:
           path: ~/.cache/flash-attention-deterministic/containers/sccache
           key: kernels-${{{{ matrix.cuda }}}}-\
-${{{{ hashFiles('patches/*', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
+${{{{ hashFiles('patches/**', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
           restore-keys: kernels-${{{{ matrix.cuda }}}}-
       - run: mkdir -p ~/.cache/flash-attention-deterministic/containers
       - run: python -m pip install nox
@@ -61,15 +61,39 @@ ${{{{ hashFiles('patches/*', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
           if-no-files-found: error
 """
 
+# Of python upstreams nothing is compiled: a wheel takes seconds, without a container.
+_PYTHON = """\
+  python:
+    runs-on: ubuntu-24.04
+    timeout-minutes: 20
+    strategy:
+      fail-fast: false
+      matrix:
+        upstream: {names}
+    name: ${{{{ matrix.upstream }}}}
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.12"
+      - run: python -m pip install nox
+      - run: nox -s build -- --upstream ${{{{ matrix.upstream }}}} --check-reproducible --out wheels
+      - uses: actions/upload-artifact@v4
+        with:
+          name: ${{{{ matrix.upstream }}}}
+          path: wheels/*.whl
+          if-no-files-found: error
+"""
+
 
 def render(matrix: Matrix) -> str:
-    """The workflow: one job a target, all of its Pythons in one container.
+    """The workflow: one job a target, all of its Pythons in one container; one a python upstream.
 
     Raises:
         MatrixError: a target whose CUDA has no image.
     """
     rows = []
-    for target in matrix.targets:
+    for target in matrix.all_targets:
         if target.cuda not in matrix.images:
             raise MatrixError(
                 f"{matrix.path}: [images] has none for CUDA {target.cuda} of target {target.name}; add one."
@@ -78,7 +102,8 @@ def render(matrix: Matrix) -> str:
             "          - "
             f"{json.dumps({'target': target.name, 'cuda': target.cuda, 'python': ','.join(target.pythons)})}"
         )
-    return _TEXT.format(rows="\n".join(rows))
+    names = [name for name, table in matrix.upstreams.items() if table.kind == "python"]
+    return _TEXT.format(rows="\n".join(rows)) + (_PYTHON.format(names=json.dumps(names)) if names else "")
 
 
 def write(root: Path, text: str) -> bool:

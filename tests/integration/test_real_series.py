@@ -23,7 +23,10 @@ pytestmark = pytest.mark.network
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
-EXPECTED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "forecast.json").read_text())
+KNOWN: dict[str, dict[str, dict[str, str]]] = json.loads(
+    (Path(__file__).parent / "forecast.json").read_text()
+)
+EXPECTED = KNOWN["flash-attn"]
 NO_SUBMODULE = ROOT / "build/no-submodule"
 
 
@@ -40,29 +43,37 @@ def test_the_patches_are_told_as_one_json_document() -> None:
     command = [sys.executable, "-m", "scripts", "patches", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert [p["name"] for p in json.loads(done.stdout)["patches"]] == [
-        p.name for p in model.read(ROOT / "patches").patches
+        p.name for p in model.read(ROOT / "patches/flash-attn").patches
     ]
 
 
 def test_the_table_has_every_release_of_the_matrix() -> None:
-    assert set(EXPECTED) == {MATRIX.upstream.version, *MATRIX.releases}
-    assert all("unknown" not in sha256 for sha256 in MATRIX.releases.values())
+    assert list(KNOWN) == list(MATRIX.upstreams)
+    for loaded in MATRIX.each():
+        assert set(KNOWN[loaded.name]) == {loaded.upstream.version, *loaded.releases}
+        assert all("unknown" not in sha256 for sha256 in loaded.releases.values())
 
 
-@pytest.mark.parametrize("version", EXPECTED)
-def test_the_forecast_is_the_one_that_is_known(
-    version: str, checkout: upstream.Checkout, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("name", "version"), [(name, version) for name in KNOWN for version in KNOWN[name]])
+def test_the_forecast_is_the_one_that_is_known(name: str, version: str, tmp_path: Path) -> None:
+    loaded = MATRIX.of(name)
+    places = (NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST)
     moves = forecast.run_forecast(
-        tmp_path, model.read(ROOT / "patches"), MATRIX.upstream, checkout, release(version)
+        tmp_path,
+        model.read(ROOT / loaded.table.series),
+        loaded.upstream,
+        upstream.find(loaded.upstream, *places),
+        releases.find(loaded, version, *places),
     )
-    assert {m.patch.partition("-")[0]: m.outcome.value for m in moves} == EXPECTED[version], "\n".join(
-        f"{m}" for m in moves
+    assert {m.patch.removesuffix(".patch"): m.outcome.value for m in moves} == KNOWN[name][version], (
+        "\n".join(f"{m}" for m in moves)
     )
 
 
 def test_our_headers_are_formatted(checkout: upstream.Checkout, tmp_path: Path) -> None:
-    applied = tree.apply(model.read(ROOT / "patches"), MATRIX.upstream, checkout, tmp_path / "source")
+    applied = tree.apply(
+        model.read(ROOT / "patches/flash-attn"), MATRIX.upstream, checkout, tmp_path / "source"
+    )
     headers = sorted((applied.root / "csrc/flash_attn/src").glob("fork_*.h"))
     assert len(headers) > 20
     program = Path(sys.executable).with_name("clang-format")
@@ -85,10 +96,12 @@ def rebased(
     shutil.copytree(ROOT / "patches", root / "patches")
     shutil.copyfile(ROOT / "wheel_matrix.toml", root / "wheel_matrix.toml")
     rebase = Rebase(root, root / "build/rebase")
-    begin = partial(rebase.start, MATRIX, model.read(root / "patches"), checkout, release(request.param))
-    for number, outcome in EXPECTED[request.param].items():
+    begin = partial(
+        rebase.start, MATRIX, model.read(root / "patches/flash-attn"), checkout, release(request.param)
+    )
+    for name, outcome in EXPECTED[request.param].items():
         if outcome == "landed-identical":
-            with pytest.raises(ActionNeeded, match=f"{number}-.*landed-identical"):
+            with pytest.raises(ActionNeeded, match=f"{name}.*landed-identical"):
                 begin()
             begin = partial(rebase.skip, f"{request.param} has it")
     return root, begin()
@@ -98,11 +111,13 @@ def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(
     rebased: tuple[Path, Report],
 ) -> None:
     root, report = rebased
-    loaded, moved = matrix.load(root / "wheel_matrix.toml"), model.read(root / "patches")
+    loaded, moved = matrix.load(root / "wheel_matrix.toml"), model.read(root / "patches/flash-attn")
     assert loaded.upstream.version == report.new
     assert loaded.upstream.sdist_sha256 == MATRIX.releases[report.new]
-    landed = {number for number, outcome in EXPECTED[report.new].items() if outcome == "landed-identical"}
-    assert {d.patch.partition("-")[0] for d in report.done if d.outcome not in ("clean", "offset")} == landed
+    landed = {name for name, outcome in EXPECTED[report.new].items() if outcome == "landed-identical"}
+    assert {
+        d.patch.removesuffix(".patch") for d in report.done if d.outcome not in ("clean", "offset")
+    } == landed
     assert len(moved.patches) == len(report.done) - len(landed)
     applied = tree.apply(
         moved,
@@ -111,10 +126,10 @@ def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(
         root / "build/source",
     )
     assert f'__version__ = "{report.new}"' in (applied.root / "flash_attn/__init__.py").read_text()
-    assert export.export(applied.root, root / "patches", check=True) == export.Exported((), ())
+    assert export.export(applied.root, root / "patches/flash-attn", check=True) == export.Exported((), ())
     guards.require(guards.run(moved, applied))
-    assert lint.check(root / "patches") == []
-    changes.check(root / "CHANGES.md", changes.render(loaded, moved))
+    assert lint.check(root / "patches/flash-attn") == []
+    changes.check(root / "CHANGES.md", changes.render(loaded, root))
 
 
 @pytest.mark.nvcc
@@ -123,7 +138,7 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
     root, report = rebased
     loaded = matrix.load(root / "wheel_matrix.toml")
     applied = tree.apply(
-        model.read(root / "patches"),
+        model.read(root / "patches/flash-attn"),
         loaded.upstream,
         upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST),
         root / "build/source",

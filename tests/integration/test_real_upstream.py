@@ -30,7 +30,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> upstream.Checkout:
 @pytest.fixture(scope="module")
 def applied(checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory) -> tree.Tree:
     return tree.apply(
-        model.read(ROOT / "patches"), PIN, checkout, tmp_path_factory.mktemp("applied") / "source"
+        model.read(ROOT / "patches/flash-attn"), PIN, checkout, tmp_path_factory.mktemp("applied") / "source"
     )
 
 
@@ -40,7 +40,7 @@ def submodule(
 ) -> tuple[matrix_tables.Upstream, Path]:
     """A clone like the submodule, made of the sdist's files, and a pin to its commits."""
     folder = tmp_path_factory.mktemp("clone") / "upstream"
-    upstream.materialise(checkout, folder)
+    upstream.materialise(PIN, checkout, folder)
     cutlass = folder / build_inputs.CUTLASS
     for root in (cutlass, folder):
         repository = Repository.create(root, UpstreamError)
@@ -77,7 +77,7 @@ def test_auto_says_why_it_takes_the_sdist(checkout: upstream.Checkout) -> None:
 
 def test_the_series_applies_exactly_and_exports_byte_for_byte(applied: tree.Tree) -> None:
     assert export.exported_patches(Repository(applied.root, SeriesError), applied.base) == {
-        p.name: p.content for p in model.read(ROOT / "patches").patches
+        p.name: p.content for p in model.read(ROOT / "patches/flash-attn").patches
     }
 
 
@@ -87,7 +87,7 @@ def test_git_and_sdist_give_the_same_commit(
     pin, folder = submodule
     checkout = upstream.find(pin, folder, tmp_path, upstream.Source.AUTO)
     assert checkout.source is upstream.Source.GIT
-    from_git = tree.apply(model.read(ROOT / "patches"), pin, checkout, tmp_path / "source")
+    from_git = tree.apply(model.read(ROOT / "patches/flash-attn"), pin, checkout, tmp_path / "source")
     assert (from_git.base, from_git.commit) == (applied.base, applied.commit)
 
 
@@ -99,7 +99,7 @@ def test_local_changes_in_the_submodule_do_not_reach_a_build(
     before = changed.read_text()
     changed.write_text("raise SystemExit\n")
     try:
-        upstream.materialise(upstream.find(pin, folder, tmp_path, upstream.Source.GIT), tmp_path / "out")
+        upstream.materialise(pin, upstream.find(pin, folder, tmp_path, upstream.Source.GIT), tmp_path / "out")
     finally:
         changed.write_text(before)
     assert (tmp_path / "out/setup.py").read_text() == before

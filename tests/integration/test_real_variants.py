@@ -52,7 +52,11 @@ def is_rare(name: str) -> bool:
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory, all_cases: bool) -> tuple[Code, Code]:
     """With the patches that take kernels away, and without."""
-    count = next(n for n, patch in enumerate(model.read(layout.PATCHES).patches) if patch.subject == BEFORE)
+    count = next(
+        n
+        for n, patch in enumerate(model.read(layout.PATCHES / "flash-attn").patches)
+        if patch.subject == BEFORE
+    )
     loaded = matrix.load(layout.MATRIX)
     _, whole = clone.apply(loaded, Source.SDIST)
     _, part = clone.apply(loaded, Source.SDIST, tmp_path_factory.mktemp("before") / "source", count=count)

@@ -159,7 +159,9 @@ def message(
 def make_series(tmp_path: Path) -> Callable[..., Path]:
     """Make ``patches/`` from edits over the base: each is a subject, the files it sets, and maybe a guard."""
 
-    def make(*edits: Edit, base: dict[str, str] | None = None, folder: Path = tmp_path) -> Path:
+    def make(
+        *edits: Edit, base: dict[str, str] | None = None, folder: Path = tmp_path, to: str = "patches"
+    ) -> Path:
         work = Path(tempfile.mkdtemp(dir=folder, prefix="author"))
         write_files(work, base or BASE)
         repository = Repository.create(work, SeriesError)
@@ -172,9 +174,10 @@ def make_series(tmp_path: Path) -> Callable[..., Path]:
             repository.run(
                 "commit", "--quiet", "-m", message(subject, guard=guard[0]) if guard else message(subject)
             )
-        export.write_folder(folder / "patches", export.exported_patches(repository, first))
+        (folder / to).parent.mkdir(exist_ok=True)
+        export.write_folder(folder / to, export.exported_patches(repository, first))
         shutil.rmtree(work)
-        return folder / "patches"
+        return folder / to
 
     return make
 

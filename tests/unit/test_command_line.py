@@ -139,8 +139,8 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         (["bench", "build", "--python", "3.9"], "has no Python 3.9"),
         (["compare", "--arch", "70"], "invalid choice: '70'"),
         (
-            ["compare", "--patch", "0003", "--through", "0002"],
-            "--through 0002: that patch comes before 0003-",
+            ["compare", "--patch", "3", "--through", "2"],
+            "--through 2: that patch comes before Say-which-torch",
         ),
         (["build", "--targets", "x"], "usage: nox -s build -- [-h]"),
         (["build", "--targets", "x"], "unrecognized arguments: --targets x"),

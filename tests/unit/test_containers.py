@@ -37,7 +37,7 @@ def test_the_container_gets_the_repository_s_files_and_a_package_that_runs_our_b
     }
     assert {
         "wheel_matrix.toml",
-        "patches/series",
+        "patches/flash-attn/series",
         "scripts/wheels/build.py",
         "package/pyproject.toml",
         "package/backend.py",

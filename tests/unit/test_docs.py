@@ -20,8 +20,10 @@ from markdown_it.token import Token
 from scripts import __main__
 from scripts.base import layout
 from scripts.series import model
+from scripts.source import matrix
 
 ROOT = Path(__file__).resolve().parents[2]
+SERIES = [ROOT / one.table.series for one in matrix.load(layout.MATRIX).each()]
 WRITTEN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 DOCUMENTS = [path for path in WRITTEN if path.name != "CHANGES.md"]  # that one is rendered from the patches
 # Sessions of the noxfile that run pytest and linters: their arguments are those programs'.
@@ -142,7 +144,7 @@ def test_paths_of_this_repository_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", named(DOCUMENTS))
 def test_constants_and_variables_are_read_by_something(path: Path) -> None:
-    sources = [*(ROOT / "scripts").rglob("*.py"), *layout.PATCHES.glob("*.patch")]
+    sources = [*(ROOT / "scripts").rglob("*.py"), *layout.PATCHES.rglob("*.patch")]
     text = "".join(p.read_text(encoding="utf-8") for p in sources)
     for code in inline_code(path):
         if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", code):
@@ -160,7 +162,7 @@ def test_tests_that_prove_something_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", named(DOCUMENTS))
 def test_patches_are_named_by_their_subjects(path: Path) -> None:
-    subjects = [patch.subject for patch in model.read(layout.PATCHES).patches]
+    subjects = [p.subject for folder in SERIES for p in model.read(folder).patches]
     text = "".join(
         {"text": token.content, "softbreak": " ", "code_inline": "`", "inline": "\n"}.get(token.type, "")
         for token in tokens(path)

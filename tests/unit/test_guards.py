@@ -59,9 +59,7 @@ def test_what_stands_in_a_comment_or_too_few_times_is_not_there(
     make_series: Make, tmp_path: Path, guard: str
 ) -> None:
     found = outcomes(make_series, tmp_path, ("Add a header", {HEADER: CODE}, guard))
-    with pytest.raises(
-        GuardError, match=r"0001-Add-a-header\.patch: guard .* fails on the tree with the patch"
-    ):
+    with pytest.raises(GuardError, match=r"Add-a-header\.patch: guard .* fails on the tree with the patch"):
         guards.require(found)
 
 
@@ -86,7 +84,9 @@ def test_a_later_patch_that_undoes_an_earlier_one_is_told(make_series: Make, tmp
         {HEADER: CODE.replace("#define FORK 1", "#define OTHER 1")},
         f"macro OTHER in {HEADER}",
     )
-    with pytest.raises(GuardError, match=r"0001-.* fails on the whole series: a later patch undoes it"):
+    with pytest.raises(
+        GuardError, match=r"Add-a-header.* fails on the whole series: a later patch undoes it"
+    ):
         guards.require(outcomes(make_series, tmp_path, first, second))
 
 
@@ -135,11 +135,11 @@ def test_a_compiled_symbol_is_looked_for_in_the_object(make_series: Make, tmp_pa
 
 def test_a_patch_without_a_guard_is_refused(make_series: Make, tmp_path: Path) -> None:
     folder = make_series(("Add a header", {HEADER: CODE}))
-    path = folder / "0001-Add-a-header.patch"
+    path = folder / "Add-a-header.patch"
     path.write_text(path.read_text().replace(f"Guard: symbol fork in {HEADER}\n", ""))
     whole = model.read(folder)
     applied = tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source")
-    with pytest.raises(GuardError, match=r"0001-Add-a-header\.patch declares no guard"):
+    with pytest.raises(GuardError, match=r"Add-a-header\.patch declares no guard"):
         guards.run(whole, applied)
 
 
@@ -174,11 +174,13 @@ def test_a_signature_reads_back_as_it_is_written(times: int, code: str) -> None:
 
 def test_a_failing_guard_tells_how_to_run_it_alone_and_what_its_test_said() -> None:
     guard = guards.parse("symbol fork in setup.py")
-    told = guards.Outcome("0007-A.patch", guard, False, False, False, output="    assert 1 == 2")
+    told = guards.Outcome("A.patch", guard, False, False, False, output="    assert 1 == 2")
     with pytest.raises(
-        GuardError, match=r"(?s)lost what it guards\. Alone: nox -s guards -- 0007\n    assert 1 == 2"
+        GuardError, match=r"(?s)lost what it guards\. Alone: nox -s guards -- A\n    assert 1 == 2"
     ):
         guards.require([told])
+    with pytest.raises(GuardError, match="nox -s guards -- --upstream flash-attn-4 A"):
+        guards.require([told], "flash-attn-4")
 
 
 def test_the_guards_of_one_patch_can_be_run_alone(make_series: Make, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from scripts.base.errors import SeriesError
 from scripts.series import lint, model
 from tests.unit.conftest import BASE, ROOT, TWO, Make
 
-FIRST = "0001-Change-line-20.patch"
+FIRST = "Change-line-20.patch"
 
 
 def swap(old: str, new: str) -> Callable[[Path], None]:
@@ -33,7 +33,7 @@ def rename(name: str, sides: str = "ab") -> Callable[[Path], None]:
 
 
 def test_the_repository_s_series_is_well_formed() -> None:
-    assert lint.check(ROOT / "patches") == []
+    assert lint.check(ROOT / "patches/flash-attn") == []
 
 
 def test_a_good_series_has_no_problem(make_series: Make) -> None:
@@ -154,17 +154,23 @@ def test_quoting_much_is_told(make_series: Make) -> None:
     assert ["quotes 303 lines of upstream's" in p.text for p in problems] == [True]
 
 
+def number(folder: Path) -> None:
+    """Name the first patch as format-patch does."""
+    (folder / FIRST).rename(folder / f"0001-{FIRST}")
+    (folder / "series").write_text(f"0001-{FIRST}\nAdd-a-header.patch\n")
+
+
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (lambda p: (p / "0003-Stray.patch").write_text(""), r"does not name 0003-Stray.patch"),
+        (lambda p: (p / "Stray.patch").write_text(""), r"does not name Stray.patch"),
         (lambda p: (p / "folder").mkdir(), "is no patch; patches/ holds patches and series"),
         (lambda p: (p / "series").write_text("# nothing\n"), "names no patch"),
         (lambda p: (p / "series").write_text(f"{FIRST}\n../x.patch\n"), "is no patch's file name"),
         (lambda p: (p / "series").write_text(f"{FIRST} # twice\n{FIRST}\n"), "already named in line 1"),
         (
-            lambda p: (p / "series").write_text(f"0002-Add-a-header.patch\n{FIRST}\n"),
-            "is patch 1 of the series; nox -s export names it 0001-",
+            number,
+            "0001-Change-line-20.patch has a number; the order is that of this file, so name it Change-",
         ),
         (
             lambda p: (p / FIRST).write_bytes((p / FIRST).read_bytes().replace(b"\n", b"\r\n")),
@@ -186,7 +192,7 @@ def test_a_fault_of_the_series_file_is_told(
 
 def test_a_patch_is_named_by_number_file_or_a_part(make_series: Make) -> None:
     whole = model.read(make_series(*TWO))
-    assert [whole.named(text) for text in ("1", "0002", FIRST, "0002-Add-a-header", "header")] == [
+    assert [whole.named(text) for text in ("1", "2", FIRST, "Add-a-header", "header")] == [
         0,
         1,
         0,
@@ -195,7 +201,7 @@ def test_a_patch_is_named_by_number_file_or_a_part(make_series: Make) -> None:
     ]
     for text in ("3", "absent", "line 20 header", ""):
         with pytest.raises(
-            SeriesError, match=r"names no patch of the series, which has:\n.*0001-Change-line-20\.patch"
+            SeriesError, match=r"names no patch of the series, which has:\n.*Change-line-20\.patch"
         ):
             whole.named(text)
     with pytest.raises(SeriesError, match="several"):

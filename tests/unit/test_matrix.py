@@ -61,17 +61,21 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
         ),
         ('toolkit = "13.0.2"', 'toolkit = "12.8.1"', ["toolkit: 12.8.1 is no full release of CUDA 13.0"]),
         ('kernels = "hdim64,', 'kernels = "hdim65,', ["'hdim65' names no kernels", "hdim64"]),
-        ("default = true", "default = false", ["one target must have default = true; none has"]),
-        ('commit = "a8aa', 'commit = "xyz', ["upstream.commit", "is not a full commit id"]),
-        ('sdist-sha256 = "55', 'sdist-sha256 = "5', ["upstream.sdist-sha256", "is not a sha256"]),
-        ('version = "2.8.3.post1"', "", ["upstream.version: this key is missing"]),
-        ("revision = 1", "revision = 0", ["fork.revision", "greater than or equal to 1"]),
+        (
+            "default = true",
+            "default = false",
+            ["one target of flash-attn must have default = true; none has"],
+        ),
+        ('commit = "a8aa', 'commit = "xyz', ["upstreams.flash-attn.commit", "is not a full commit id"]),
+        ('sdist-sha256 = "55', 'sdist-sha256 = "5', ["upstreams.flash-attn.sdist-sha256", "is not a sha256"]),
+        ('version = "2.8.3.post1"', "", ["upstreams.flash-attn.version: this key is missing"]),
+        ("revision = 1", "revision = 0", ["upstreams.flash-attn.revision", "greater than or equal to 1"]),
         ('"2.6.0" = "12.4"', '"2.6.0" = 12.4', ["torch-cuda.2.6.0"]),
         ('arch = ["90"]', "arch = [90]", ["arch.0", 'write "90", in quotes']),
         ('arch = ["90"]', 'arch = ["90", "90"]', ["arch: 90 is named twice"]),
         ('toolkit = "13.0.2"', 'toolkit = "13.0"', ["toolkit: 13.0 is no full release of CUDA 13.0"]),
-        ('"2.8.3" = "1e', '"2.8.3" = "1', ["releases.2.8.3", "is not a sha256"]),
-        ("[fork]", "[fork", ["not TOML", "line"]),
+        ('"2.8.3" = "1e', '"2.8.3" = "1', ["upstreams.flash-attn.releases.2.8.3", "is not a sha256"]),
+        ("[torch-cuda]", "[torch-cuda", ["not TOML", "line"]),
         (
             "[shared-ptx]",
             '[shared-ptx]\n"90" = ["80"]',
@@ -113,10 +117,41 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
             ["targets.cu130/../x: a target's name is a folder's"],
         ),
         (
-            "[fork]",
-            "[frok]",
+            '[upstreams.flash-attn-4]\nkind = "python"',
+            "[upstreams.flash-attn-4]",
+            ["upstreams.flash-attn-4.kind: this key is missing"],
+        ),
+        ('kind = "python"', 'kind = "rust"', ["upstreams.flash-attn-4.kind", "'cuda' or 'python'"]),
+        (
+            'package = "flash_attn/cute"\n',
+            "",
+            ["upstreams.flash-attn-4.package: this key is missing; kind python needs it"],
+        ),
+        (
+            'package = "flash_attn/cute"\n',
+            'package = "flash_attn/cute"\ncutlass = "unknown"\n',
+            ["upstreams.flash-attn-4.cutlass: kind python has none"],
+        ),
+        (
+            'series = "patches/flash-attn-4"',
+            'series = "patches/flash-attn"',
+            ["upstreams.flash-attn.series: patches/flash-attn is the folder of flash-attn-4 already"],
+        ),
+        (
+            'series = "patches/flash-attn-4"',
+            'series = "../x"',
+            ["series", "is not a folder such as patches/"],
+        ),
+        (
+            'arch = ["90"]',
+            'upstream = "flash-attn-4"\narch = ["90"]',
+            ["targets.cu130-torch2.11.upstream: 'flash-attn-4' must be of kind cuda; there is flash-attn"],
+        ),
+        (
+            "[torch-cuda]",
+            "[torch-cude]",
             [
-                "frok: unknown key; allowed are upstream, fork, torch-cuda, releases, images, shared-ptx, toolkits, targets"
+                "torch-cude: unknown key; allowed are upstreams, torch-cuda, images, shared-ptx, toolkits, targets"
             ],
         ),
     ],
@@ -128,6 +163,31 @@ def test_a_mistake_is_named_with_file_key_and_what_is_allowed(
         load(tmp_path, changed(old, new))
     for part in [str(tmp_path / "wheel_matrix.toml"), *expected]:
         assert part in str(caught.value)
+
+
+def test_an_upstream_s_name_is_that_of_an_option_and_a_folder(tmp_path: Path) -> None:
+    text = TEXT.replace("[upstreams.flash-attn-4", '[upstreams."Flash 4"')
+    number = text.splitlines().index('[upstreams."Flash 4"]') + 1
+    with pytest.raises(MatrixError, match=f"wheel_matrix.toml:{number}: .*an upstream's name is an option's"):
+        load(tmp_path, text)
+
+
+def test_each_upstream_sees_its_own_pin_and_targets() -> None:
+    first = matrix.load(ROOT / "wheel_matrix.toml")
+    second = first.of("flash-attn-4")
+    assert [one.name for one in first.each()] == ["flash-attn", "flash-attn-4"]
+    assert first.is_first
+    assert first.of(None) == first == second.of("flash-attn")
+    assert not second.is_first
+    assert (second.upstream.package, second.upstream.cutlass) == ("flash_attn/cute", None)
+    assert second.version() == f"{second.upstream.version}+det.{second.table.revision}"
+    assert second.targets == ()
+    assert first.targets == first.all_targets == second.all_targets
+    assert not set(first.releases) & set(second.releases)
+    with pytest.raises(UsageError, match="no target for flash-attn-4, which is of kind python"):
+        second.default()
+    with pytest.raises(UsageError, match="no upstream 'flash'; it has flash-attn, flash-attn-4"):
+        first.of("flash")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series:
             for p, (subject, _) in zip(series.patches, TWO, strict=True)
         ],
     }
-    assert told["fork_revision"] == MATRIX.fork.revision
+    assert told["fork_revision"] == MATRIX.table.revision
     assert told["target"] == "cu130-torch2.11"
     assert (told["cuda"], told["torch"]) == ("13.0", "2.11.0")
     assert told["kernel_set"] == [k.name for k in planned.kernels]

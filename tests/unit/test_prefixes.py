@@ -12,7 +12,7 @@ from scripts.series import clone, model, prefixes, tree
 from tests.unit.conftest import BASE, PIN, Command, Make, checkout_of
 
 EDITS = [(f"Add part {i}", {f"flash_attn/part_{i}.py": f"part = {i}\n"}) for i in range(1, 6)]
-NAMES = ["base", *(f"000{i}-Add-part-{i}.patch" for i in range(1, 6))]
+NAMES = ["base", *(f"Add-part-{i}.patch" for i in range(1, 6))]
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ def test_bisect_names_the_first_patch_that_fails(
 def test_bisect_steps_over_what_cannot_be_tested(
     applied: tuple[model.Series, tree.Tree], tmp_path: Path
 ) -> None:
-    skip_third = "case $FA2_PATCH in 0003*) exit 125;; esac; "
+    skip_third = "case $FA2_PATCH in Add-part-3*) exit 125;; esac; "
     found, _ = prefixes.bisect(*applied, f"{skip_third} test ! -e flash_attn/part_2.py", tmp_path / "build")
     assert found == NAMES[2]
-    with pytest.raises(UsageError, match=r"one of 0003-Add-part-3\.patch, 0004-Add-part-4\.patch; .*125"):
+    with pytest.raises(UsageError, match=r"one of Add-part-3\.patch, Add-part-4\.patch; .*125"):
         prefixes.bisect(*applied, f"{skip_third} test ! -e flash_attn/part_4.py", tmp_path / "build")
 
 
@@ -85,7 +85,7 @@ def test_bisect_of_what_always_passes_or_always_fails(
 @pytest.fixture
 def view(applied: tuple[model.Series, tree.Tree], monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands see this series."""
-    monkeypatch.setattr(clone, "view", lambda _: nullcontext(applied))
+    monkeypatch.setattr(clone, "view", lambda *_: nullcontext(applied))
 
 
 @pytest.mark.usefixtures("view")
@@ -96,14 +96,16 @@ def test_a_bisect_that_finds_the_patch_has_succeeded(capfd: pytest.CaptureFixtur
 
 @pytest.mark.usefixtures("view")
 def test_each_names_every_failure() -> None:
-    with pytest.raises(SeriesError, match=r"(?s)fails on 2 of 6:.*0004-.*status 1.*0005-.*status 1"):
+    with pytest.raises(
+        SeriesError, match=r"(?s)fails on 2 of 6:.*Add-part-4.*status 1.*Add-part-5.*status 1"
+    ):
         __main__.main_inner(["each", "--run", "test ! -e flash_attn/part_4.py"])
 
 
 @pytest.mark.parametrize(
     ("shell", "expected"),
     [
-        ("exit 125", "could not be tested (125) on base, 0001"),
+        ("exit 125", "could not be tested (125) on base, Add-part-1"),
         ("false", "    upstream itself, without any patch (status 1)"),
     ],
 )
@@ -116,7 +118,7 @@ def test_each_does_not_call_passed_what_was_not(
     expected: str,
 ) -> None:
     monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(clone, "view", lambda source: nullcontext(applied))
+    monkeypatch.setattr(clone, "view", lambda loaded, source: nullcontext(applied))
     done = command("each", "--run", shell)
     assert done.status == SeriesError.exit_code
     assert expected in done.err

@@ -49,6 +49,7 @@ LAST = (
 SERIES = (EDIT, ADD, LAST)
 UPSTREAM = with_line(10, "value_10 = ten\n")  # conflicts with EDIT
 NEW_HASH = "9" * 64
+SERIES_FOLDER = "patches/flash-attn"
 
 
 @pytest.fixture
@@ -56,10 +57,11 @@ def repository(make_series: Make, tmp_path: Path) -> Path:
     """A repository like this one, with a series of three patches on FILES."""
     root = tmp_path / "repository"
     root.mkdir()
-    make_series(*SERIES, base=FILES, folder=root)
+    make_series(*SERIES, base=FILES, folder=root, to=SERIES_FOLDER)
+    make_series(ADD, base=FILES, folder=root, to="patches/flash-attn-4")  # of another upstream
     (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     loaded = matrix.load(root / "wheel_matrix.toml")
-    changes.write(root / "CHANGES.md", changes.render(loaded, model.read(root / "patches")))
+    changes.write(root / "CHANGES.md", changes.render(loaded, root))
     (root / ".gitignore").write_text("/build/\n/flag-*\n")
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
     commit_all(root)
@@ -87,7 +89,7 @@ def release(root: Path, new: dict[str, str], version: str = "9.9.9", **pin: str)
 def start(root: Path, new: dict[str, str], **pin: str) -> Report:  # version, commit, …
     loaded = matrix.load(root / "wheel_matrix.toml")
     return Rebase(root, root / "build/rebase").start(
-        loaded, model.read(root / "patches"), checkout_of(FILES), release(root, new, **pin)
+        loaded, model.read(root / SERIES_FOLDER), checkout_of(FILES), release(root, new, **pin)
     )
 
 
@@ -99,7 +101,7 @@ def resume(root: Path) -> Rebase:
 def snapshot(root: Path) -> dict[str, bytes]:
     return {
         str(p.relative_to(root)): p.read_bytes()
-        for p in [*(root / "patches").iterdir(), root / "wheel_matrix.toml", root / "CHANGES.md"]
+        for p in [*(root / SERIES_FOLDER).iterdir(), root / "wheel_matrix.toml", root / "CHANGES.md"]
     }
 
 
@@ -136,9 +138,9 @@ def test_a_series_that_moves_is_moved_whole(repository: Path, capsys: pytest.Cap
     assert after[
         after.index('"2.8.3.post1" = "55d5103ed846da8b56e0797acf4bde07dee4b1c7e8907fcfc6699c203030c348"') - 1
     ].startswith('"2.8.3.post2"')
-    assert lint.check(repository / "patches") == []
-    changes.check(repository / "CHANGES.md", changes.render(loaded, model.read(repository / "patches")))
-    assert "release 9.9.9" in (repository / "CHANGES.md").read_text()
+    assert lint.check(repository / SERIES_FOLDER) == []
+    changes.check(repository / "CHANGES.md", changes.render(loaded, repository))
+    assert "\n## flash-attn 9.9.9\n" in (repository / "CHANGES.md").read_text()
     assert not (repository / "build/rebase").exists()
     kept = json.loads((repository / "build/reports/rebase-2.8.3.post1-to-9.9.9.json").read_text())
     assert kept["range_diff"].count("=") >= 3
@@ -152,13 +154,13 @@ def test_the_moved_series_applies_exactly_to_the_new_release(repository: Path) -
     start(repository, new)
     loaded = matrix.load(repository / "wheel_matrix.toml")
     applied = tree.apply(
-        model.read(repository / "patches"),
+        model.read(repository / SERIES_FOLDER),
         loaded.upstream,
         checkout_of(FILES | new),
         repository / "build/source",
     )
     assert (applied.root / LIB).read_text().startswith("# new\n")
-    assert export.export(applied.root, repository / "patches") == export.Exported((), ())
+    assert export.export(applied.root, repository / SERIES_FOLDER) == export.Exported((), ())
 
 
 def test_a_patch_that_moves_without_a_change_keeps_every_byte(repository: Path) -> None:
@@ -212,7 +214,7 @@ def test_a_conflict_stops_with_patch_place_and_next_commands_and_changes_nothing
         start(repository, UPSTREAM)
     text = str(caught.value)
     for part in (
-        "patch 1 of 3, 0001-Change-the-tenth-value.patch: conflict on 9.9.9",
+        "patch 1 of 3, Change-the-tenth-value.patch: conflict on 9.9.9",
         f"{LIB}:11: conflict; 9.9.9 has 'value_10 = ten'",
         "--continue",
         "--skip --reason",
@@ -226,14 +228,16 @@ def test_a_conflict_stops_with_patch_place_and_next_commands_and_changes_nothing
 def test_continue_takes_the_resolution(repository: Path) -> None:
     with pytest.raises(ActionNeeded):
         start(repository, UPSTREAM)
-    with pytest.raises(ActionNeeded, match=rf"{LIB}:11: a conflict of 0001-.* is not resolved"):
+    with pytest.raises(
+        ActionNeeded, match=rf"{LIB}:11: a conflict of Change-the-tenth-value.* is not resolved"
+    ):
         resume(repository).proceed()
     resolve(repository)
     report = resume(repository).proceed()
     assert [d.outcome for d in report.done] == ["resolved", "clean", "clean"]
     assert (
         "+value_10 = compute_ten(ten)"
-        in (repository / "patches/0001-Change-the-tenth-value.patch").read_text()
+        in (repository / "patches/flash-attn/Change-the-tenth-value.patch").read_text()
     )
 
 
@@ -269,9 +273,9 @@ def test_skip_records_the_reason(repository: Path) -> None:
         resume(repository).skip(" ")
     report = resume(repository).skip("upstream computes it now")
     assert [d.reason for d in report.done] == ["upstream computes it now", "", ""]
-    listing = (repository / "patches/series").read_text()
-    assert "# not since 9.9.9: 0001-Change-the-tenth-value.patch: upstream computes it now" in listing
-    assert [p.subject for p in model.read(repository / "patches").patches] == [
+    listing = (repository / "patches/flash-attn/series").read_text()
+    assert "# not since 9.9.9: Change-the-tenth-value.patch: upstream computes it now" in listing
+    assert [p.subject for p in model.read(repository / SERIES_FOLDER).patches] == [
         "Add a header",
         "Change the last value",
     ]
@@ -297,9 +301,9 @@ def test_files_that_cannot_be_written_at_the_end_are_named_and_written_by_the_ne
     assert (
         set(report.written)
         == {
-            name.removeprefix("patches/")
+            name.removeprefix("patches/flash-attn/")
             for name in after
-            if name.startswith("patches/") and before.get(name) != after[name]
+            if name.startswith("patches/flash-attn/") and before.get(name) != after[name]
         }
         != set()
     )
@@ -307,7 +311,8 @@ def test_files_that_cannot_be_written_at_the_end_are_named_and_written_by_the_ne
 
 def test_a_landed_patch_stops_with_its_evidence_and_is_not_dropped_by_itself(repository: Path) -> None:
     with pytest.raises(
-        ActionNeeded, match=r"0001-.*: landed-identical on 9\.9\.9\.\n.*the whole patch reverse-applies"
+        ActionNeeded,
+        match=r"Change-the-tenth-value.*: landed-identical on 9\.9\.9\.\n.*the whole patch reverse-applies",
     ) as caught:
         start(repository, EDIT[1])
     assert "if upstream has all of it: nox -s rebase -- --skip" in str(caught.value)
@@ -339,7 +344,7 @@ def test_the_same_release_is_refused(repository: Path) -> None:
     with pytest.raises(UsageError, match=r"stands on 2\.8\.3\.post1 already"):
         Rebase(repository, repository / "build/rebase").start(
             matrix.load(repository / "wheel_matrix.toml"),
-            model.read(repository / "patches"),
+            model.read(repository / SERIES_FOLDER),
             checkout_of(FILES),
             Release(known, checkout_of(FILES), ""),
         )
@@ -348,7 +353,7 @@ def test_the_same_release_is_refused(repository: Path) -> None:
 def test_patches_that_changed_meanwhile_are_not_overwritten(repository: Path) -> None:
     with pytest.raises(ActionNeeded):
         start(repository, UPSTREAM)
-    path = repository / "patches/0002-Add-a-header.patch"
+    path = repository / "patches/flash-attn/Add-a-header.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
     before = snapshot(repository)
     resolve(repository)
@@ -358,9 +363,9 @@ def test_patches_that_changed_meanwhile_are_not_overwritten(repository: Path) ->
 
 
 def test_what_is_not_committed_is_not_rebased_over(repository: Path) -> None:
-    path = repository / "patches/0002-Add-a-header.patch"
+    path = repository / "patches/flash-attn/Add-a-header.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
-    with pytest.raises(SeriesError, match=r"not committed:\n M patches/0002-Add-a-header\.patch"):
+    with pytest.raises(SeriesError, match=r"not committed:\n M patches/flash-attn/Add-a-header\.patch"):
         start(repository, {"setup.py": "other\n"})
     assert not (repository / "build/rebase").exists()
 
@@ -370,7 +375,9 @@ def test_conflict_markers_that_were_added_are_no_resolution(repository: Path) ->
         start(repository, UPSTREAM)
     source = repository / "build/rebase/source"
     subprocess.run(["git", "-C", str(source), "add", "--all"], check=True)
-    with pytest.raises(ActionNeeded, match=rf"{LIB}:11: a conflict of 0001-.* is not resolved"):
+    with pytest.raises(
+        ActionNeeded, match=rf"{LIB}:11: a conflict of Change-the-tenth-value.* is not resolved"
+    ):
         resume(repository).proceed()
     continue_by_hand(source)
     with pytest.raises(ActionNeeded, match="is not resolved"):
@@ -437,7 +444,7 @@ def test_work_on_a_conflict_outlives_a_kill_before_the_conflict_was_recorded(rep
 
 def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Path) -> None:
     assert run_and_kill(repository, repository / "wheel_matrix.toml")
-    path = repository / "patches/0002-Add-a-header.patch"
+    path = repository / "patches/flash-attn/Add-a-header.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
     after = snapshot(repository)
     with pytest.raises(ActionNeeded, match="changed since the rebase began"):
@@ -485,7 +492,7 @@ def test_a_patch_may_be_amended_between_two_runs_that_finish(
         check=True,
     )
     resume(repository).proceed()
-    assert model.read(repository / "patches").patches[-1].subject == "Change it otherwise"
+    assert model.read(repository / SERIES_FOLDER).patches[-1].subject == "Change it otherwise"
     assert "Change it otherwise" in (repository / "CHANGES.md").read_text()
 
 
@@ -528,7 +535,7 @@ def staged_submodule(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("submodule", ["a" * 40, None])
-@pytest.mark.parametrize("edited", ["wheel_matrix.toml", "CHANGES.md", "patches/series", None])
+@pytest.mark.parametrize("edited", ["wheel_matrix.toml", "CHANGES.md", "patches/flash-attn/series", None])
 def test_abort_takes_back_what_a_rebase_wrote_and_nothing_that_a_person_did(
     repository: Path, monkeypatch: pytest.MonkeyPatch, submodule: str | None, edited: str | None
 ) -> None:
@@ -584,7 +591,8 @@ def test_a_patch_that_lost_what_it_guards_is_refused_at_the_end_and_can_be_amend
         start(repository, UPSTREAM)
     resolve(repository, "value_10 = ten + 0\n")
     with pytest.raises(
-        ActionNeeded, match=r"(?s)not yet good:.*0001-.*fails on the tree with the patch.*--continue"
+        ActionNeeded,
+        match=r"(?s)not yet good:.*Change-the-tenth-value.*fails on the tree with the patch.*--continue",
     ):
         resume(repository).proceed()
     assert snapshot(repository) == before
@@ -689,12 +697,12 @@ def test_a_rebase_that_is_killed_anywhere_goes_on_and_ends_the_same_or_is_aborte
 def assert_moved(repository: Path) -> None:
     loaded = matrix.load(repository / "wheel_matrix.toml")
     assert loaded.upstream.version == "9.9.9"
-    moved = model.read(repository / "patches")
+    moved = model.read(repository / SERIES_FOLDER)
     assert [p.subject for p in moved.patches] == [edit[0] for edit in SERIES]
     assert "value_7 = 7" in moved.patches[0].content.decode()
-    assert lint.check(repository / "patches") == []
-    changes.check(repository / "CHANGES.md", changes.render(loaded, moved))
-    assert not [p for p in repository.iterdir() if p.name.startswith(".patches")]
+    assert lint.check(repository / SERIES_FOLDER) == []
+    changes.check(repository / "CHANGES.md", changes.render(loaded, repository))
+    assert not [p for p in (repository / "patches").iterdir() if p.name.startswith(".")]
 
 
 def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) -> None:
@@ -712,7 +720,7 @@ def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) ->
     (source / ".git/index.lock").touch()
     write_files(source, {"half": "x"})
     assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
-    assert "half" not in "".join(p.content.decode() for p in model.read(repository / "patches").patches)
+    assert "half" not in "".join(p.content.decode() for p in model.read(repository / SERIES_FOLDER).patches)
 
 
 def test_going_on_too_early_leaves_the_conflict_as_git_shows_it(repository: Path) -> None:
@@ -755,7 +763,7 @@ def test_a_work_tree_whose_pick_was_undone_tells_how_to_begin_it_again(repositor
 def test_patches_that_changed_meanwhile_are_put_back_by_the_command_that_is_told(repository: Path) -> None:
     with pytest.raises(ActionNeeded):
         start(repository, UPSTREAM)
-    path = repository / "patches/0002-Add-a-header.patch"
+    path = repository / "patches/flash-attn/Add-a-header.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
     commit_all(repository)
     resolve(repository)

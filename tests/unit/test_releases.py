@@ -128,5 +128,5 @@ def test_a_tag_or_commit_is_fetched_from_the_submodule_s_remote(
     assert (found.pin.commit, found.pin.cutlass, found.pin.version) == (commit, cutlass, "9.8.9")
     assert found.pin.sdist_sha256 == "c" * 64
     assert found.checkout.source is Source.GIT
-    upstream.materialise(found.checkout, tmp_path / "out")
+    upstream.materialise(found.pin, found.checkout, tmp_path / "out")
     assert (tmp_path / "out/setup.py").read_text() == "newer\n"

@@ -35,25 +35,25 @@ def test_the_digest_follows_base_order_names_and_bytes(make_series: Make) -> Non
     ("edit", "expected"),
     [
         (
-            lambda p: (p / "series").write_text("0001-Change-line-20.patch\nabsent.patch\n"),
+            lambda p: (p / "series").write_text("Change-line-20.patch\nabsent.patch\n"),
             r"series:2: .*absent\.patch does not exist",
         ),
         (
-            lambda p: (p / "series").write_text("0001-Change-line-20.patch\n" * 2),
+            lambda p: (p / "series").write_text("Change-line-20.patch\n" * 2),
             r"series:2: .* already named in line 1",
         ),
         (
-            lambda p: (p / "series").write_text("# none\n0001-Change-line-20.patch  # one\n"),
-            r"does not name 0002-Add-a-header\.patch",
+            lambda p: (p / "series").write_text("# none\nChange-line-20.patch  # one\n"),
+            r"does not name Add-a-header\.patch",
         ),
         (lambda p: (p / "series").unlink(), r"series: no such file\. Take it back \(git checkout -- "),
         (
             lambda p: _swap(p, "+line twenty\n", ""),
-            r"0001-Change-line-20\.patch:\d+: the diff is damaged: corrupt patch at line \d+",
+            r"Change-line-20\.patch:\d+: the diff is damaged: corrupt patch at line \d+",
         ),
         (
             lambda p: _swap(p, "Upstream-Status: Pending", "Upstream-Status: Maybe"),
-            r"0001.*'Maybe' is not Pending",
+            r"Change-line-20.*'Maybe' is not Pending",
         ),
         (
             lambda p: _swap(p, "Upstream-Status: Pending", "Upstream-Status: Backport"),
@@ -78,16 +78,20 @@ def test_a_malformed_series_is_named_by_file_and_fault(
 
 
 def _swap(folder: Path, old: str, new: str) -> None:
-    path = folder / "0001-Change-line-20.patch"
+    path = folder / "Change-line-20.patch"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
 
 
 def test_changes_tells_each_patch_in_order_and_is_checked(make_series: Make, tmp_path: Path) -> None:
-    patches = model.read(make_series(*TWO))
-    text = changes.render(MATRIX, patches)
-    assert text.index("## 0001 Change line 20\n\nBecause a test") < text.index("## 0002 Add a header")
+    for name in MATRIX.upstreams:
+        make_series(*TWO, folder=tmp_path, to=f"patches/{name}")
+    text = changes.render(MATRIX, tmp_path)
+    assert text.index("| 1 | Change line 20 | build") < text.index("| 2 | Add a header | build")
+    assert text.index("### Change line 20\n\nBecause a test") < text.index("### Add a header")
+    at = [text.index(f"\n## {one.upstream.distribution} {one.upstream.version}\n") for one in MATRIX.each()]
+    assert at == sorted(at)
     path = tmp_path / "CHANGES.md"
     with pytest.raises(SeriesError, match="stale"):
         changes.check(path, text)
@@ -100,7 +104,7 @@ def test_changes_tells_each_patch_in_order_and_is_checked(make_series: Make, tmp
 
 
 def test_the_repository_s_changes_are_what_its_patches_say() -> None:
-    changes.check(ROOT / "CHANGES.md", changes.render(MATRIX, model.read(ROOT / "patches")))
+    changes.check(ROOT / "CHANGES.md", changes.render(MATRIX, ROOT))
 
 
 def test_a_byte_order_mark_is_named(make_series: Callable[..., Path]) -> None:

@@ -89,18 +89,16 @@ def test_an_edited_commit_changes_its_patch_alone_and_check_tells(make_series: M
     repository = Repository(applied.root, SeriesError)
     repository.run("add", "--all")
     repository.run("commit", "--quiet", "--amend", "--no-edit")
-    with pytest.raises(SeriesError, match=r"0002-Add-a-header\.patch would change"):
+    with pytest.raises(SeriesError, match=r"Add-a-header\.patch would change"):
         export.export(applied.root, patches, check=True)
-    assert export.export(applied.root, patches) == export.Exported(("0002-Add-a-header.patch",), ())
+    assert export.export(applied.root, patches) == export.Exported(("Add-a-header.patch",), ())
 
 
 def test_a_hunk_that_would_move_is_refused(make_series: Make, tmp_path: Path) -> None:
     """Git am would place it two lines down without a word."""
     patches = model.read(make_series(TWO[0]))
     moved = BASE | {"setup.py": "new\nnew\n" + BASE["setup.py"]}
-    with pytest.raises(
-        SeriesError, match=r"0001-Change-line-20\.patch does not apply exactly:\n.*offset 2 lines"
-    ):
+    with pytest.raises(SeriesError, match=r"Change-line-20\.patch does not apply exactly:\n.*offset 2 lines"):
         tree.apply(patches, PIN, checkout_of(moved), tmp_path / "source")
     assert not (tmp_path / "source").exists()
 
@@ -191,8 +189,8 @@ def user(root: Path, *arguments: str) -> None:
 
 def change_series(patches: Path) -> model.Series:
     """As after a pull: the last patch is gone."""
-    (patches / "series").write_text("0001-Change-line-20.patch\n")
-    (patches / "0002-Add-a-header.patch").unlink()
+    (patches / "series").write_text("Change-line-20.patch\n")
+    (patches / "Add-a-header.patch").unlink()
     return model.read(patches)
 
 
@@ -340,9 +338,7 @@ def test_looking_at_a_series_neither_needs_nor_touches_a_tree_with_work_in_it(
 def test_a_folder_that_a_killed_write_left_is_swept_by_the_next(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
     (tmp_path / ".patches.fa2-aside-abcd1234").mkdir()
-    export.write_folder(
-        patches, {"0001-Add-a-header.patch": (patches / "0002-Add-a-header.patch").read_bytes()}
-    )
+    export.write_folder(patches, {"Add-a-header.patch": (patches / "Add-a-header.patch").read_bytes()})
     assert not (tmp_path / ".patches.fa2-aside-abcd1234").exists()
 
 
@@ -484,19 +480,17 @@ def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_nam
         "base",
     ]
     subprocess.run(command, check=True, env=env, capture_output=True)
-    assert export.export(applied.root, patches).written == ("0001-Change-line-20.patch",)
+    assert export.export(applied.root, patches).written == ("Change-line-20.patch",)
 
 
 def test_export_does_not_undo_a_patch_that_changed_meanwhile(make_series: Make, tmp_path: Path) -> None:
     patches = make_series(*TWO)
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     user(applied.root, "commit", "--quiet", "--amend", "-m", message("Add a header"))
-    path = patches / "0001-Change-line-20.patch"
+    path = patches / "Change-line-20.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
     before = content(patches)
-    with pytest.raises(
-        SeriesError, match=r"changed since .* was applied from it: 0001-Change-line-20\.patch"
-    ):
+    with pytest.raises(SeriesError, match=r"changed since .* was applied from it: Change-line-20\.patch"):
         export.export(applied.root, patches)
     assert content(patches) == before
 
@@ -513,7 +507,7 @@ def test_the_way_out_that_export_tells_keeps_one_s_commit(
     user(applied.root, "add", "--all")
     user(applied.root, "commit", "--quiet", "-m", message("Add more"))
     if not part:
-        path = patches / "0001-Change-line-20.patch"
+        path = patches / "Change-line-20.patch"
         path.write_text(path.read_text().replace("Because", "Since"))
     with pytest.raises(
         SeriesError, match="nox -s apply -- --reset, which keeps your commits, then git -C"
@@ -523,7 +517,7 @@ def test_the_way_out_that_export_tells_keeps_one_s_commit(
     command = re.search(r"git -C \S+ (cherry-pick [0-9a-f ]+)", str(caught.value))
     assert command is not None
     user(applied.root, *command[1].split())
-    assert export.export(applied.root, patches).written == ("0003-Add-more.patch", "series")
+    assert export.export(applied.root, patches).written == ("Add-more.patch", "series")
 
 
 def test_after_an_export_the_tree_is_taken_as_it_is(make_series: Make, tmp_path: Path) -> None:
@@ -532,7 +526,7 @@ def test_after_an_export_the_tree_is_taken_as_it_is(make_series: Make, tmp_path:
     write_files(applied.root, {"csrc/flash_attn/src/more.h": "// more\n"})
     user(applied.root, "add", "--all")
     user(applied.root, "commit", "--quiet", "-m", message("Add more"))
-    assert export.export(applied.root, patches) == export.Exported(("0003-Add-more.patch", "series"), ())
+    assert export.export(applied.root, patches) == export.Exported(("Add-more.patch", "series"), ())
     (applied.root / "left").write_text("untracked files of the user stay too\n")
     with pytest.raises(SeriesError, match="left"):
         tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root)
@@ -573,17 +567,36 @@ def test_files_and_comments_of_others_stay(make_series: Make, tmp_path: Path) ->
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     write_files(patches, {"README": "mine\n", "notes/a": "mine\n"})
     (patches / "series").write_text(
-        "# top\n0001-Change-line-20.patch\n\n# about the header\n0002-Add-a-header.patch  # short\n# end\n"
+        "# top\nChange-line-20.patch\n\n# about the header\nAdd-a-header.patch  # short\n# end\n"
     )
     user(applied.root, "rebase", "--quiet", "--onto", applied.base, "HEAD~1")
     done = export.export(applied.root, patches)
-    assert done == export.Exported(
-        ("0001-Add-a-header.patch", "series"), ("0001-Change-line-20.patch", "0002-Add-a-header.patch")
-    )
-    assert (
-        patches / "series"
-    ).read_text() == "\n# about the header\n0001-Add-a-header.patch  # short\n# end\n"
+    assert done == export.Exported(("series",), ("Change-line-20.patch",))
+    assert (patches / "series").read_text() == "\n# about the header\nAdd-a-header.patch  # short\n# end\n"
     assert (patches / "notes/a").read_text() == (patches / "README").read_text() == "mine\n"
+
+
+def test_a_patch_that_goes_or_moves_renames_no_other(make_series: Make, tmp_path: Path) -> None:
+    """So that git log --follow shows a patch's history."""
+    more = ("Add more", {"flash_attn/more.py": "more = 1\n"})
+    patches = make_series(*TWO, more)
+    names = ["Change-line-20.patch", "Add-a-header.patch", "Add-more.patch"]
+    assert (patches / "series").read_text().split() == names
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    order = 'sed -i "1{h;d};2{G}"'  # the first two change places
+    user(applied.root, "-c", f"sequence.editor={order}", "rebase", "--quiet", "-i", applied.base)
+    assert export.export(applied.root, patches) == export.Exported(("series",), ())
+    assert (patches / "series").read_text().split() == [names[1], names[0], names[2]]
+
+
+def test_two_commits_of_one_subject_are_told_apart_first(make_series: Make, tmp_path: Path) -> None:
+    patches = make_series(*TWO)
+    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    write_files(applied.root, {"flash_attn/more.py": "more = 1\n"})
+    user(applied.root, "add", "--all")
+    user(applied.root, "commit", "--quiet", "-m", message("Add a header"))
+    with pytest.raises(SeriesError, match=r"two commits would be Add-a-header\.patch; give one of them"):
+        export.export(applied.root, patches)
 
 
 def merge(root: Path) -> None:
@@ -600,7 +613,7 @@ def merge(root: Path) -> None:
     [
         (
             lambda root: user(root, "commit", "--quiet", "--amend", "-m", "Add a header"),
-            r"0002-Add-a-header\.patch: the message has no trailer Upstream-Status",
+            r"Add-a-header\.patch: the message has no trailer Upstream-Status",
         ),
         (
             lambda root: user(root, "commit", "--quiet", "--allow-empty", "-m", message("Nothing")),
@@ -638,11 +651,11 @@ def test_a_part_of_the_series_is_applied_and_not_exported(make_series: Make, tmp
     ("edit", "expected"),
     [
         (
-            lambda p: (p / "series").write_text("0002-Add-a-header.patch\n0001-Change-line-20.patch\n"),
+            lambda p: (p / "series").write_text("Add-a-header.patch\nChange-line-20.patch\n"),
             "another order",
         ),
-        (lambda p: (p / "0003-Stray.patch").write_text("x"), r"0003-Stray\.patch would be removed"),
-        (lambda p: (p / "0002-Add-a-header.patch").write_text("x"), r"0002-Add-a-header\.patch would change"),
+        (lambda p: (p / "Stray.patch").write_text("x"), r"Stray\.patch would be removed"),
+        (lambda p: (p / "Add-a-header.patch").write_text("x"), r"Add-a-header\.patch would change"),
     ],
 )
 def test_check_tells_content_order_and_stray_files(
@@ -665,7 +678,14 @@ subjects = st.from_regex(r"Add [a-z]{1,12}( [a-zäé'\"/:*]{1,9}){0,9}", fullmat
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(edits=st.lists(st.tuples(subjects, st.dictionaries(names, lines, min_size=1)), min_size=1, max_size=4))
+@given(
+    edits=st.lists(
+        st.tuples(subjects, st.dictionaries(names, lines, min_size=1)),
+        min_size=1,
+        max_size=4,
+        unique_by=lambda edit: re.sub(r"[^a-z]+", "-", edit[0]).strip("-"),  # as names are made of subjects
+    )
+)
 def test_apply_and_export_are_each_other_s_inverse(
     make_series: Make, tmp_path: Path, edits: list[tuple[str, dict[str, list[str]]]]
 ) -> None:
@@ -694,7 +714,7 @@ def test_check_of_an_old_tree_does_not_advise_what_export_would_refuse(
     """After a rebase build/source is still of the patches before it."""
     patches = make_series(*TWO)
     applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
-    path = next(patches.glob("0002-*"))
+    path = next(patches.glob("Add-*"))
     path.write_text(path.read_text().replace("Because", "Since"))
     with pytest.raises(SeriesError, match=r"would change.*nox -s apply -- --reset") as caught:
         export.export(applied.root, patches, check=True)

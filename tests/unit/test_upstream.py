@@ -200,7 +200,7 @@ def test_a_tree_without_cutlass_is_an_error_and_leaves_no_folder(tmp_path: Path)
         lambda name: sdist.read(content, name),
     )
     with pytest.raises(UpstreamError, match="cutlass"):
-        upstream.materialise(checkout, tmp_path / "tree")
+        upstream.materialise(PIN, checkout, tmp_path / "tree")
     assert [p.name for p in tmp_path.iterdir()] == ["sdist.tar.gz"]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -27,7 +28,8 @@ def repository(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A repository like this one, of one patch, on an upstream of a few files."""
     root = tmp_path / "repository"
     root.mkdir()
-    make_series(EDIT, folder=root)
+    make_series(EDIT, folder=root, to="patches/flash-attn")
+    make_series(MORE, folder=root, to="patches/flash-attn-4")
     (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     monkeypatch.setattr(upstream, "find", lambda pin, folder, cache: checkout_of(BASE))
     git(root, "init", "--quiet")
@@ -48,7 +50,7 @@ def commit(root: Path) -> str:
 
 def facts(root: Path, tmp_path: Path) -> verify.Facts:
     """What a wheel built from the repository as it is says of itself."""
-    patches = model.read(root / "patches")
+    patches = model.read(root / "patches/flash-attn")
     applied = tree.apply(
         patches, matrix.load(root / "wheel_matrix.toml").upstream, checkout_of(BASE), tmp_path / "source"
     )
@@ -69,7 +71,29 @@ def test_a_wheel_of_an_earlier_commit_is_known_by_it(
     repository: Path, tmp_path: Path, make_series: Make
 ) -> None:
     old, first = facts(repository, tmp_path), git(repository, "rev-parse", "HEAD")
-    make_series(EDIT, MORE, folder=repository)
+    make_series(EDIT, MORE, folder=repository, to="patches/flash-attn")
+    commit(repository)
+    assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
+
+
+def test_a_wheel_from_before_there_were_several_upstreams_is_known(
+    repository: Path, tmp_path: Path, make_series: Make
+) -> None:
+    """A matrix had one table upstream then, and the series lay in patches/."""
+    old = facts(repository, tmp_path)
+    shutil.move(repository / "patches/flash-attn", repository / "moved")
+    shutil.rmtree(repository / "patches")
+    (repository / "moved").rename(repository / "patches")
+    pin = matrix.load(repository / "wheel_matrix.toml").upstream.model_dump(
+        by_alias=True, exclude={"kind", "package"}
+    )
+    lines = ["[upstream]", *(f'{key} = "{value}"' for key, value in pin.items()), "[fork]", "revision = 1"]
+    (repository / "wheel_matrix.toml").write_text("\n".join(lines) + "\n")
+    first = commit(repository)
+    shutil.rmtree(repository / "patches")
+    make_series(MORE, folder=repository, to="patches/flash-attn")
+    make_series(MORE, folder=repository, to="patches/flash-attn-4")
+    (repository / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     commit(repository)
     assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
 

@@ -43,3 +43,12 @@ def test_a_stale_workflow_is_an_error_and_writing_mends_it(tmp_path: Path) -> No
 def test_a_target_without_an_image_is_an_error() -> None:
     with pytest.raises(MatrixError, match=r"\[images\] has none for CUDA 13.0 of target cu130-torch2.11"):
         workflow.render(dataclasses.replace(MATRIX, images={}))
+
+
+def test_a_python_upstream_has_a_job_without_a_container() -> None:
+    job = yaml.safe_load(workflow.render(MATRIX))["jobs"]["python"]
+    assert job["strategy"]["matrix"]["upstream"] == ["flash-attn-4"]
+    (command,) = [s["run"] for s in job["steps"] if "nox -s build" in s.get("run", "")]
+    assert "--upstream ${{ matrix.upstream }}" in command
+    compiled = dataclasses.replace(MATRIX, upstreams={"flash-attn": MATRIX.upstreams["flash-attn"]})
+    assert list(yaml.safe_load(workflow.render(compiled))["jobs"]) == ["build"]

@@ -1,0 +1,96 @@
+"""The wheel of flash-attn-4, from the real sdist: what it holds, beside upstream's own wheel's, and its use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from scripts.base import layout
+from scripts.base.layout import cache
+from scripts.series import model, tree
+from scripts.source import matrix, sdist, upstream
+from scripts.wheels import python_wheel
+
+pytestmark = pytest.mark.network
+
+ROOT = layout.ROOT
+MATRIX = matrix.load(ROOT / "wheel_matrix.toml").of("flash-attn-4")
+PACKAGE = "flash_attn/cute"
+# Of upstream's metadata, what ours says otherwise or has in another order.
+OURS = {"Version", "License-File", "Dynamic", "Metadata-Version"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    patches = model.read(ROOT / MATRIX.table.series)
+    checkout = upstream.find(MATRIX.upstream, folder / "none", cache("sdist"), upstream.Source.SDIST)
+    applied = tree.apply(patches, MATRIX.upstream, checkout, folder / "source")
+    return python_wheel.pack(MATRIX, patches, applied, folder / "dist")
+
+
+def fields(told: Message) -> list[tuple[str, str]]:
+    return sorted((name, value.replace(" ", "")) for name, value in told.items() if name not in OURS)
+
+
+def test_its_metadata_is_upstream_s(wheel: Path) -> None:
+    archive = sdist.fetched(MATRIX.upstream, cache("sdist"))
+    theirs = Parser().parsestr(sdist.read(archive, "PKG-INFO").decode())
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = [name for name in opened.namelist() if name.endswith("/METADATA")]
+        ours = Parser().parsestr(opened.read(name).decode())
+    assert fields(ours) == fields(theirs)
+    assert ours.get_payload() == theirs.get_payload()
+    assert ours["Version"] == f"{theirs['Version']}+det.{MATRIX.table.revision}"
+
+
+def test_it_holds_every_module_of_upstream_s_and_nothing_above_its_package(wheel: Path) -> None:
+    archive = sdist.fetched(MATRIX.upstream, cache("sdist"))
+    listed = sdist.read(archive, "flash_attn_4.egg-info/SOURCES.txt").decode().split()
+    modules = {f"{PACKAGE}/{name.removeprefix('./')}" for name in listed if name.endswith(".py")}
+    with zipfile.ZipFile(wheel) as opened:
+        names = {name for name in opened.namelist() if ".dist-info/" not in name}
+    assert modules <= names
+    assert {str(Path(name).parent) for name in names} == {PACKAGE}
+
+
+def test_it_installs_beside_another_package_of_the_namespace_and_says_what_it_is(
+    wheel: Path, tmp_path: Path
+) -> None:
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(tmp_path),
+        str(wheel),
+    ]
+    subprocess.run(install, check=True)
+    assert not (tmp_path / "flash_attn/__init__.py").exists()
+    # Its __init__ imports NVIDIA's compiler, which is not here; the module of the patch needs nothing.
+    ask = "import json, runpy; print(json.dumps(runpy.run_path('flash_attn/cute/_fork.py')['fork_info']()))"
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    facts = json.loads(done.stdout)
+    assert facts["upstream"]["sdist_sha256"] == MATRIX.upstream.sdist_sha256
+    assert [p["subject"] for p in facts["series"]["patches"]] == [
+        p.subject for p in model.read(ROOT / MATRIX.table.series).patches
+    ]
+
+
+def test_a_build_from_nothing_gives_the_same_bytes() -> None:
+    command = [sys.executable, "-m", "scripts", "build", "--upstream", "flash-attn-4", "--check-reproducible"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "byte for byte the same" in done.stdout
