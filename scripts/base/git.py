@@ -152,6 +152,13 @@ class Repository:
         """The bytes of a blob, such as ``HEAD:setup.py``."""
         return self.raw("cat-file", "blob", name)
 
+    def find(self, name: str) -> bytes | None:
+        """The bytes of a blob, or None where there is none; many are read by one process."""
+        try:
+            return bytes(self._git.get_object_data(name)[3])
+        except ValueError:
+            return None
+
     def files(self, tree: str, *paths: str) -> list[str]:
         """The files of a commit or tree."""
         return [

@@ -11,20 +11,23 @@ from scripts.base import console, layout
 from scripts.base.errors import UpstreamError, UsageError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import forecast, model, move, places
+from scripts.series import forecast, model, move, places, upstream_words
 from scripts.source import releases, upstream
 
 if TYPE_CHECKING:
     import argparse
 
-    from scripts.series.move import Move
+    from scripts.series.forecast import Forecast
     from scripts.source.matrix import Matrix
 
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
     listed = "; ".join(f"{outcome.value} ({outcome.meaning})" for outcome in move.Outcome)
-    outcomes = f"Changes nothing. Outcomes: {listed}."
+    outcomes = (
+        f"Changes nothing. Outcomes: {listed}. It also tells what upstream added, dropped and changed "
+        "where no merge would show it: kernel files, setup.py, parameters, functions that patches rely on."
+    )
     parser = arguments.series_parser(commands, "forecast", outcomes)
     parser.add_argument(
         "versions",
@@ -47,26 +50,38 @@ def _run(options: argparse.Namespace) -> None:
         return
     for one in forecasts:
         if options.markdown:
-            console.out.print(_markdown(one.patches, one.moves), markup=False)
+            console.out.print(_markdown(one), markup=False)
         else:
             _show(one)
 
 
 @dataclass(frozen=True)
 class _Forecast:
-    """What becomes of one series: its patches' moves by release."""
+    """What becomes of one series on each release."""
 
     name: str
     version: str
     patches: model.Series
-    moves: dict[str, list[Move]]
+    found: dict[str, Forecast]
 
     def as_data(self) -> dict[str, Any]:
         by_release = {
-            n: [{"patch": m.patch, "outcome": m.outcome.value, "evidence": m.evidence} for m in moves]
-            for n, moves in self.moves.items()
+            n: [{"patch": m.patch, "outcome": m.outcome.value, "evidence": m.evidence} for m in one.moves]
+            for n, one in self.found.items()
         }
-        return {"from": self.version, "releases": by_release}
+        changes = {n: one.upstream.model_dump(mode="json") for n, one in self.found.items()}
+        return {"from": self.version, "releases": by_release, "upstream": changes}
+
+    def rows(self) -> dict[str, list[str]]:
+        """The cells of a table: a row a patch, by its outcomes, then what upstream changed."""
+        rows = {
+            f"{p.number} {p.subject}": [one.moves[i].outcome.value for one in self.found.values()]
+            for i, p in enumerate(self.patches.patches)
+        }
+        for one in self.found.values():
+            for row, cell in upstream_words.rows(one.upstream).items():
+                rows.setdefault(row, []).append(cell)
+        return rows
 
 
 def _forecast(loaded: Matrix, options: argparse.Namespace) -> _Forecast:
@@ -75,35 +90,41 @@ def _forecast(loaded: Matrix, options: argparse.Namespace) -> _Forecast:
     asked = options.versions or list(loaded.releases)
     git = Repository(layout.UPSTREAM, UpstreamError)
     has_git = git.is_top_level()
-    moves_by_release: dict[str, list[Move]] = {}
+    found: dict[str, Forecast] = {}
     to_try = [
         releases.find(loaded, name, layout.UPSTREAM, layout.cache("sdist"), options.source) for name in asked
     ]
     for release in {r.name: r for r in to_try}.values():  # 'latest' may be one that was named
         console.step(f"Forecast for {loaded.name} {release.name} ({release.how})")
-        moves_by_release[release.name] = forecast.run_forecast(
+        found[release.name] = forecast.run_forecast(
             layout.BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None
         )
-    return _Forecast(loaded.name, loaded.upstream.version, patches, moves_by_release)
+    return _Forecast(loaded.name, loaded.upstream.version, patches, found)
 
 
 def _show(told: _Forecast) -> None:
-    table = Table(f"patch of {told.name}", *told.moves)
-    for i, p in enumerate(told.patches.patches):
-        table.add_row(f"{p.number} {p.subject}", *(moves[i].outcome.value for moves in told.moves.values()))
+    """A table of outcomes, then of what upstream changed; then the details of both."""
+    table = Table(f"patch of {told.name}", *told.found)
+    for number, (name, cells) in enumerate(told.rows().items(), 1):
+        table.add_row(name, *cells, end_section=number == len(told.patches.patches))
     console.out.print(table)
-    for name, moves in told.moves.items():
-        for m in moves:
+    for name, one in told.found.items():
+        for m in one.moves:
             for line in move.summary(m.evidence):
                 console.note(f"{name}, {m.patch.removesuffix('.patch')}: {line}")
+        if lines := upstream_words.lines(one.upstream, [p.name for p in told.patches.patches]):
+            console.step(f"What upstream changed in {name}, whether a patch conflicts or not")
+            for line in lines:
+                console.note(line)
 
 
-def _markdown(patches: model.Series, moves_by_release: dict[str, list[Move]]) -> str:
-    lines = ["| patch | " + " | ".join(moves_by_release) + " |", "|---" * (len(moves_by_release) + 1) + "|"]
-    for i, p in enumerate(patches.patches):
-        cells = [
-            moves[i].outcome.value + "".join(f"<br>{line}" for line in moves[i].evidence)
-            for moves in moves_by_release.values()
-        ]
-        lines.append(f"| {p.number} {p.subject} | " + " | ".join(cells) + " |")
+def _markdown(told: _Forecast) -> str:
+    lines = ["| patch | " + " | ".join(told.found) + " |", "|---" * (len(told.found) + 1) + "|"]
+    evidence = [
+        ["".join(f"<br>{line}" for line in one.moves[i].evidence) for one in told.found.values()]
+        for i in range(len(told.patches.patches))
+    ]
+    for i, (name, cells) in enumerate(told.rows().items()):
+        more = evidence[i] if i < len(evidence) else [""] * len(cells)
+        lines.append(f"| {name} | " + " | ".join(a + b for a, b in zip(cells, more, strict=True)) + " |")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.commands import arguments
-from scripts.series import model, move, places, rebase_state, tree
+from scripts.series import model, move, places, rebase_state, tree, upstream_words
 from scripts.series.rebase import Rebase
 from scripts.source import releases, upstream
 from scripts.wheels.compiling import compile_alone
@@ -126,6 +126,10 @@ def _tell(report: Report, loaded: Matrix) -> None:
         f"CHANGES.md name {report.new}"
     )
     console.note(report.submodule)
+    if lines := upstream_words.lines(report.upstream, [d.patch for d in report.done]):
+        console.step(f"What upstream changed in {report.new}, whether a patch conflicted or not")
+        for line in lines:
+            console.note(line)
     console.step("Next")
     which = "" if loaded.is_first else f" -- --upstream {loaded.name}"
     series, submodule = loaded.table.series, " upstream" if loaded.is_first else ""

@@ -23,7 +23,7 @@ reproduced by it; one of a form that a patch no longer has tells why it has anot
 _HEAD = """
 ## {distribution} {version}
 
-{repository}, tag {tag}, commit {commit}. The series is `{series}`.
+{repository}, {what}. The series is `{series}`.
 
 | | patch | feature | upstream status | files |
 |---|---|---|---|---|
@@ -38,7 +38,10 @@ def render(matrix: Matrix, root: Path) -> str:
 
 def _part(matrix: Matrix, series: Series) -> str:
     """What the text says of one upstream."""
-    text = _HEAD.format(**vars(matrix.upstream), series=matrix.table.series)
+    pin = matrix.upstream
+    commit = f"commit {pin.commit}"
+    what = f"tag {pin.tag}, {commit}" if pin.tag is not None else f"{commit}, which is no release"
+    text = _HEAD.format(**vars(pin), what=what, series=matrix.table.series)
     for patch in series.patches:
         cells = (patch.number, patch.subject, patch.feature, patch.upstream_status, len(patch.files))
         text += f"| {' | '.join(map(str, cells))} |\n"

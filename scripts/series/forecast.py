@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console
-from scripts.series import landed, move
+from scripts.series import landed, move, upstream_changes
 from scripts.series.move import Move, Outcome
 
 if TYPE_CHECKING:
@@ -17,9 +18,18 @@ if TYPE_CHECKING:
     from scripts.base.git import Repository
     from scripts.series.model import Patch, Series
     from scripts.series.move import Workspace
+    from scripts.series.upstream_report import UpstreamChanges
     from scripts.source.matrix_tables import Upstream
     from scripts.source.releases import Release
     from scripts.source.upstream import Checkout
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What would become of the patches on one release, and what else is new there."""
+
+    moves: list[Move]
+    upstream: UpstreamChanges
 
 
 def forecast(
@@ -75,19 +85,14 @@ def run_forecast(
     checkout: Checkout,
     release: Release,
     git: Repository | None = None,
-) -> list[Move]:
+) -> Forecast:
     """Forecast in a temporary work tree under ``folder``, which is left as it was."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder, prefix="forecast-"))
     try:
         space = move.workspace(temporary / "source", series, pin, checkout, release)
-        known = git is not None and all(
-            git.attempt("cat-file", "-e", c)[0] == 0 for c in (pin.commit, release.pin.commit)
-        )
-        return forecast(
-            space,
-            series.patches,
-            (git, pin.commit, release.pin.commit) if git is not None and known else None,
-        )
+        between = upstream_changes.between(git, pin, release.pin)
+        changes = upstream_changes.compare(space, [p.name for p in series.patches], between)
+        return Forecast(forecast(space, series.patches, between), changes)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console, files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import landed, move, rebase_end, rebase_resolution
+from scripts.series import landed, move, rebase_end, rebase_resolution, rebase_upstream
 from scripts.series import tree as work_tree
 from scripts.series.marker import pin_key
 from scripts.series.rebase_folder import Folder
@@ -78,6 +78,7 @@ class Rebase:
             begun.replace(path)
         finally:
             shutil.rmtree(begun, ignore_errors=True)
+        rebase_upstream.tell(self.folder, self.folder.load())
         return self._walk(self.folder.load())
 
     def proceed(self) -> Report:

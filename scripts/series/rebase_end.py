@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import ActionNeeded, GuardError, SeriesError
 from scripts.base.fetch import sha256
-from scripts.series import changes, export, guards, lint, model, reach
+from scripts.series import changes, export, guards, lint, model, reach, rebase_upstream
 from scripts.series import tree as work_tree
 from scripts.series.rebase_state import ABORT, GO_ON, MATRIX_AND_CHANGES, Report, State
 from scripts.source import kernel_set, pin
@@ -102,6 +102,7 @@ def _gate(folder: Folder, state: State, patches: dict[str, bytes], compiler: gua
             )
         except GuardError as e:
             problems += str(e).splitlines()
+    problems += rebase_upstream.unknown_kernels(folder, state)
     if problems:
         listed = "\n".join("    " + p for p in problems)
         raise ActionNeeded(
@@ -187,6 +188,7 @@ def _report(folder: Folder, state: State, submodule: str) -> Report:
         submodule=submodule,
         written=written.written,
         removed=written.removed,
+        upstream=rebase_upstream.changes(folder, state),
     )
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from scripts.base.documents import Document
 from scripts.series import listing
+from scripts.series.upstream_report import UpstreamChanges
 from scripts.source.matrix_tables import Upstream
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Report(Document):
     submodule: str
     written: tuple[str, ...]
     removed: tuple[str, ...]
+    upstream: UpstreamChanges  # what no merge shows
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from enum import Enum
+from fnmatch import fnmatch
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from scripts.base.errors import UpstreamError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 DTYPES = ("fp16", "bf16")
@@ -20,6 +25,13 @@ class Pass(str, Enum):
     FWD = "fwd"
     SPLIT = "split"
     BWD = "bwd"
+
+
+# How the names of a pass's files begin, after flash_. A new kind of kernel file is a Pass and a line here.
+STEMS = {Pass.FWD: "fwd", Pass.SPLIT: "fwd_split", Pass.BWD: "bwd"}
+# Kernel files of upstream's that no wheel has: a pattern of names, and why.
+LEFT_OUT: dict[str, str] = {}
+FOLDER = "csrc/flash_attn/src"
 
 
 @dataclass(frozen=True, order=True)
@@ -40,8 +52,8 @@ class Kernel:
     @property
     def source(self) -> str:
         """The file under ``csrc/flash_attn/src``."""
-        kind = {Pass.FWD: "fwd", Pass.SPLIT: "fwd_split", Pass.BWD: "bwd"}[self.kind]
-        return f"flash_{kind}_hdim{self.head_dim}_{self.dtype}{'_causal' if self.causal else ''}_sm80.cu"
+        causal = "_causal" if self.causal else ""
+        return f"flash_{STEMS[self.kind]}_hdim{self.head_dim}_{self.dtype}{causal}_sm80.cu"
 
     @property
     def bit(self) -> int:
@@ -51,6 +63,79 @@ class Kernel:
 
 NO_BIAS = "no-bias"
 ALL_KERNELS = tuple(Kernel(*parts) for parts in product(Pass, HEAD_DIMS, DTYPES, (False, True)))
+
+
+def unknown(paths: Iterable[str]) -> tuple[str, ...]:
+    """Of these files the kernel files that this table does not know.
+
+    >>> unknown(["csrc/flash_attn/src/flash_fwd_hdim32_fp16_sm80.cu", "csrc/flash_attn/src/flash.h"])
+    ()
+    >>> unknown(["csrc/flash_attn/src/flash_new_hdim32_fp16_sm80.cu"])
+    ('flash_new_hdim32_fp16_sm80.cu',)
+    """
+    known = {kernel.source for kernel in ALL_KERNELS}
+    names = (path.removeprefix(f"{FOLDER}/") for path in paths if path.startswith(f"{FOLDER}/"))
+    return tuple(
+        name
+        for name in names
+        if name.endswith(".cu") and name not in known and not any(fnmatch(name, p) for p in LEFT_OUT)
+    )
+
+
+def require_known(root: Path) -> None:
+    """Refuse a tree with kernel files that this table does not know, for no wheel would have them.
+
+    Raises:
+        UpstreamError: it says what to edit.
+    """
+    if names := unknown(f"{FOLDER}/{path.name}" for path in sorted((root / FOLDER).glob("*.cu"))):
+        raise UpstreamError(
+            f"{root / FOLDER} has {len(names)} kernel files that no wheel would have: {names[0]} …\n"
+            f"{how_to_know(names)}"
+        )
+
+
+def missing(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
+    """The kernel files of this table that one release has and another does not."""
+    gone = set(before) - set(after)
+    return tuple(k.source for k in ALL_KERNELS if f"{FOLDER}/{k.source}" in gone)
+
+
+def how_to_know(names: Iterable[str]) -> str:
+    """What to edit, so that this table knows kernel files.
+
+    >>> print(how_to_know(["flash_fwd_new_hdim64_fp16_sm80.cu", "flash_fwd_new_hdim512_bf16_causal_sm80.cu"]))
+    In scripts/source/kernel_set.py
+      build them:    add FWD_NEW = "fwd_new" to Pass, Pass.FWD_NEW: "fwd_new" to STEMS; 512 to HEAD_DIMS
+                     (csrc/flash_attn/src/fork_kernel_set.h has the same lists; a patch makes it)
+      or leave out:  add "flash_fwd_new_*.cu": "WHY" to LEFT_OUT
+    """
+    edits: dict[str, None] = {}
+    patterns: dict[str, None] = {}
+    for name in names:
+        parts = re.fullmatch(r"flash_(\w+?)_hdim(\d+)_(\w+?)(?:_causal)?_sm80\.cu", name)
+        if parts is None:
+            patterns[name] = None
+            continue
+        stem, head_dim, dtype = parts.groups()
+        if stem in STEMS.values():  # no wider than what is new
+            patterns[f"flash_{stem}_hdim{head_dim}_{dtype}*_sm80.cu"] = None
+        else:
+            patterns[f"flash_{stem}_*.cu"] = None
+        if stem not in STEMS.values():
+            edits[f'{stem.upper()} = "{stem}" to Pass, Pass.{stem.upper()}: "{stem}" to STEMS'] = None
+        if int(head_dim) not in HEAD_DIMS:
+            edits[f"{head_dim} to HEAD_DIMS"] = None
+        if dtype not in DTYPES:
+            edits[f'"{dtype}" to DTYPES'] = None
+    lines = ["In scripts/source/kernel_set.py"]
+    if edits:
+        lines.append(f"  build them:    add {'; '.join(edits)}")
+        lines.append(f"                 ({FOLDER}/fork_kernel_set.h has the same lists; a patch makes it)")
+    left_out = ", ".join(f'"{pattern}": "WHY"' for pattern in patterns)
+    lines.append(f"  {'or leave out:' if edits else 'leave them out:'}  add {left_out} to LEFT_OUT")
+    return "\n".join(lines)
+
 
 _WORDS: dict[str, tuple[str, Any]] = {
     **{f"hdim{d}": ("head_dim", d) for d in HEAD_DIMS},

@@ -123,8 +123,10 @@ class Matrix:
 
     def version(self, target: Target | None = None) -> str:
         """The wheel's version, such as ``2.8.3.post1+det.1.cu130.torch2.11``, or ``4.0.0b36+det.1``."""
-        label = f".{target.label}" if target else ""
-        return f"{self.upstream.version}+det.{self.table.revision}{label}"
+        # A version has one local part: a commit's goes after the series' own revision.
+        public, _, commit = self.upstream.version.partition("+")
+        parts = [public, f"+det.{self.table.revision}", f".{commit}" if commit else ""]
+        return "".join([*parts, f".{target.label}" if target else ""])
 
 
 def _keys_allowed(location: Sequence[str | int]) -> list[str]:

@@ -99,12 +99,12 @@ class Table(BaseModel):
 
 
 class Upstream(Table):
-    """A pin: one release of an upstream, as a git commit and as an sdist."""
+    """A pin: one release of an upstream, as a git commit and as an sdist; or a commit alone."""
 
     kind: Kind = "cuda"
     version: PackageVersion
     repository: str
-    tag: str
+    tag: str | None = None  # of a release
     commit: Commit
     cutlass: Commit | None = None  # None: it has none
     distribution: str

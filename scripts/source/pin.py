@@ -31,6 +31,8 @@ def write(matrix: Matrix, pin: Upstream) -> bool:
     for key, value in pin.model_dump(by_alias=True, exclude_none=True).items():
         if table.get(key) != value:
             table[key] = value
+    if pin.tag is None and "tag" in table:  # of the release that it was
+        table.remove("tag")
     table["revision"] = 1
     text = _with_release(tomlkit.dumps(document), matrix, pin)
     part = matrix.path.with_name(matrix.path.name + ".part")
@@ -76,7 +78,9 @@ def write_gitlink(root: Path, matrix: Matrix) -> str:
         return (
             f"The submodule stays as it is: its commit is the pin of {next(iter(matrix.upstreams))}.{unknown}"
         )
-    later = f"git -C upstream fetch --tags, git -C upstream checkout {pin.tag}, git add upstream"
+    later = (
+        f"git -C upstream fetch --tags, git -C upstream checkout {pin.tag or pin.commit}, git add upstream"
+    )
     if pin.commit == UNKNOWN:
         return (
             f"The commit of {pin.version} is unknown, because it came from the package index alone. Where "

@@ -14,7 +14,7 @@ from unearth.errors import UnpackError
 from scripts.base import console, pip
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
-from scripts.source import upstream
+from scripts.source import commit_names, upstream
 from scripts.source.build_inputs import CUTLASS
 from scripts.source.matrix_tables import UNKNOWN, Upstream
 
@@ -78,6 +78,8 @@ def _sdist(matrix: Matrix, version: str, sha256: str, how: str, cache: Path) -> 
 
 def _tag(known: Upstream, version: str) -> str:
     """The tag of another release, made as the known one is; unknown where that does not tell."""
+    if known.tag is None:  # a commit that is no release, which only upstream's own package can be pinned to
+        return f"v{version}"
     prefix, found, rest = known.tag.partition(known.version)
     return f"{prefix}{version}" if found and not rest else UNKNOWN
 
@@ -110,7 +112,7 @@ def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
     repository = Repository(folder, UpstreamError)
     if not repository.is_top_level():
         return None
-    candidates = [name, _tag(matrix.upstream, name)]
+    candidates = [name, _tag(matrix.upstream, name), *filter(None, [commit_names.commit_in(name)])]
     resolved = _commit(repository, candidates)
     if resolved is None:
         console.note(f"{name} is not in the submodule; fetching its remote's tags")
@@ -121,32 +123,34 @@ def _from_git(matrix: Matrix, name: str, folder: Path) -> Release | None:
         resolved = _commit(repository, candidates)
     if resolved is None:
         return None
-    tag, commit = resolved
+    found, commit = resolved
     known = matrix.upstream
     cutlass = None if known.cutlass is None else _cutlass(repository, name, commit)
-    version = _version_in_git(repository, known, name, commit)
-    sha256 = matrix.releases.get(version) or on_index(known.distribution).get(version) or UNKNOWN
+    version, tag = _named_in_git(repository, known, name, commit)
+    sha256 = UNKNOWN
+    if tag is not None:
+        sha256 = matrix.releases.get(version) or on_index(known.distribution).get(version) or UNKNOWN
     changes = {"version": version, "tag": tag, "commit": commit, "cutlass": cutlass, "sdist_sha256": sha256}
-    how = f"{tag} of the submodule, commit {commit[:12]}"
+    how = f"{found} of the submodule, commit {commit[:12]}"
     pin = known.model_copy(update=changes)
     return Release(pin, upstream.from_git(pin, folder, how), how)
 
 
-def _version_in_git(repository: Repository, known: Upstream, name: str, commit: str) -> str:
-    """The version of a commit: what its package says, or its tag, as setuptools-scm reads it."""
+def _named_in_git(repository: Repository, known: Upstream, name: str, commit: str) -> tuple[str, str | None]:
+    """The version of a commit, and its tag if it is a release: what its package says, or setuptools-scm."""
     if known.package is None:
         text = repository.read(f"{commit}:flash_attn/__init__.py").decode("utf-8")
         version = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
         if version is None:
             raise UpstreamError(f"{name}: flash_attn/__init__.py has no __version__.")
-        return version[1]
+        return commit_names.named(repository, commit, version[1])
     text = repository.read(f"{commit}:{known.package}/pyproject.toml").decode("utf-8")
     scm = tomlkit.parse(text).unwrap().get("tool", {}).get("setuptools_scm", {})
     pattern = scm.get("tag_regex", "v(?P<version>.+)")
     tags = repository.run("tag", "--points-at", commit, writes=False).split()
     for found in (re.fullmatch(pattern, tag) for tag in tags):
         if found is not None:
-            return str(Version(found["version"]))
+            return str(Version(found["version"])), found.string
     raise UpstreamError(
         f"{name}: no tag of commit {commit[:12]} gives a version (tag_regex in "
         f"{known.package}/pyproject.toml); name a tag."

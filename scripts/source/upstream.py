@@ -63,8 +63,8 @@ def _compiled_state(pin: Upstream, folder: Path) -> str | None:
         return f"the submodule {folder.name} is not initialised (to use git: {command})"
     head = repository.run("rev-parse", "HEAD", writes=False).strip()
     if head != pin.commit:
-        update = "git submodule update upstream"
-        return f"the submodule {folder.name} is at {head}, the pin is {pin.commit} ({pin.tag}) ({update})"
+        update, named = "git submodule update upstream", pin.tag or pin.version
+        return f"the submodule {folder.name} is at {head}, the pin is {pin.commit} ({named}) ({update})"
     cutlass = Repository(folder / CUTLASS, UpstreamError)
     if not cutlass.is_top_level():
         return (
@@ -166,7 +166,7 @@ def find(pin: Upstream, folder: Path, cache: Path, source: Source = Source.AUTO)
     if source is not Source.SDIST:
         unusable = submodule_state(pin, folder)
         if unusable is None:
-            return from_git(pin, folder, f"the submodule has {pin.tag}")
+            return from_git(pin, folder, f"the submodule has {pin.tag or pin.version}")
         if source is Source.GIT:
             raise UpstreamError(f"--source git: {unusable}.")
         why = unusable

@@ -75,6 +75,7 @@ def _compile(plan: kernels.Plan, units: list[kernels.Unit], jobs: int | None) ->
 def kernels_only(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Place) -> None:
     """Compile the kernel files, which need neither torch nor Python; builds of wheels find them."""
     _, applied = clone.apply(loaded, options.source)
+    kernel_set.require_known(applied.root)
     console.step(f"Toolchain for the kernels of {job.target.name}")
     plan = kernels.Plan(
         applied,
@@ -97,6 +98,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
         patches, applied = clone.apply(loaded, options.source, build / "stock-source", count=1)
     else:
         patches, applied = clone.apply(loaded, options.source, build / "source")
+    kernel_set.require_known(applied.root)
     console.step(f"Toolchain for {job.target.name}, Python {job.python}")
     tools = _toolchain(job, job.python, cache=place.cache)
     console.note(f"torch {tools.environment.torch}")

@@ -128,9 +128,8 @@ def seconds_expected(
 ) -> float:
     """A guess at the CPU seconds of one kernel file."""
     front = len(front_halves(architectures, shared_ptx))
-    return _SECONDS[kernel.kind, kernel.causal] * (
-        _FRONT_HALF * front + (1 - _FRONT_HALF) * len(architectures)
-    )
+    known = _SECONDS.get((kernel.kind, kernel.causal), max(_SECONDS.values()))  # of a pass not measured yet
+    return known * (_FRONT_HALF * front + (1 - _FRONT_HALF) * len(architectures))
 
 
 def nvcc_flags(plan: Compilation) -> list[str]:
@@ -208,7 +207,7 @@ def kernel_units(plan: Plan) -> list[Unit]:
             folder / f"{k.name}.o",
             "nvcc",
             seconds_expected(k, plan.architectures, plan.shared_ptx),
-            _BYTES[k.kind],
+            _BYTES.get(k.kind, max(_BYTES.values())),
             key,
         )
         for k in plan.kernels

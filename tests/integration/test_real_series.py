@@ -64,7 +64,7 @@ def test_the_forecast_is_the_one_that_is_known(name: str, version: str, tmp_path
         loaded.upstream,
         upstream.find(loaded.upstream, *places),
         releases.find(loaded, version, *places),
-    )
+    ).moves
     assert {m.patch.removesuffix(".patch"): m.outcome.value for m in moves} == KNOWN[name][version], (
         "\n".join(f"{m}" for m in moves)
     )

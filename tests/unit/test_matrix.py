@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
 from scripts.base.errors import MatrixError, UsageError
 from scripts.source import kernel_set, matrix
@@ -31,6 +32,16 @@ def test_the_repository_s_matrix_has_the_pin_of_the_design() -> None:
     assert loaded.upstream.version == "2.8.3.post1"
     assert loaded.upstream.commit == "a8aa52b1ab3e9ca574c8a33b3f35afc017ffa2e2"
     assert loaded.version(loaded.default()) == "2.8.3.post1+det.1.cu130.torch2.11"
+
+
+def test_a_commit_that_is_no_release_has_no_tag_and_gives_wheels_a_valid_version(tmp_path: Path) -> None:
+    text = changed('version = "2.8.3.post1"', 'version = "2.8.4.dev0+g0251105a"')
+    loaded = load(tmp_path, text.replace('tag = "v2.8.3.post1"\n', ""))
+    assert loaded.upstream.tag is None
+    version = loaded.version(loaded.default())
+    assert version == "2.8.4.dev0+det.1.g0251105a.cu130.torch2.11"
+    assert str(Version(version)) == version
+    assert Version("2.8.3.post1+det.1.cu130.torch2.11") < Version(version) < Version("2.8.4")
 
 
 @pytest.mark.parametrize(

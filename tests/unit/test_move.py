@@ -29,9 +29,8 @@ def forecast_of(
 ) -> list[move.Move]:
     whole = model.read(make_series(*edits, base=FILES))
     files = {name: text for name, text in (FILES | new).items() if text != GONE}
-    return forecast.run_forecast(
-        tmp_path / "build", whole, PIN, checkout_of(FILES), Release(NEW, checkout_of(files), "a fixture")
-    )
+    release = Release(NEW, checkout_of(files), "a fixture")
+    return forecast.run_forecast(tmp_path / "build", whole, PIN, checkout_of(FILES), release).moves
 
 
 def outcome(
@@ -203,7 +202,7 @@ def test_the_same_patch_id_in_upstream_s_history_is_evidence(make_series: Make, 
     release = Release(pins[1], checkout_of(FILES | {LIB: "other\n"}), "a fixture")
     (found,) = forecast.run_forecast(
         tmp_path / "build", whole, pins[0], checkout_of(FILES), release, repository
-    )
+    ).moves
     assert found.outcome is Outcome.LANDED_IDENTICAL
     assert found.evidence[0].endswith("Take the patch has the same patch-id")
 

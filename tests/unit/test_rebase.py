@@ -208,6 +208,23 @@ def test_a_known_commit_goes_into_the_pin_and_the_submodule(repository: Path) ->
     assert "staged" in report.submodule
 
 
+def test_a_commit_that_is_no_release_is_named_as_one_and_gives_way_to_a_release(repository: Path) -> None:
+    version = "9.9.9.dev0+gaaaaaaaa"
+    commit: dict[str, Any] = {"version": version, "tag": None, "commit": "a" * 40, "sdist_sha256": "unknown"}
+    start(repository, {"setup.py": "other\n"}, **commit)
+    text = (repository / "wheel_matrix.toml").read_text()
+    assert 'tag = "v' not in text
+    assert matrix.load(repository / "wheel_matrix.toml").upstream.version == version
+    told = (repository / "CHANGES.md").read_text()
+    assert f"\n## flash-attn {version}\n" in told
+    assert f", commit {'a' * 40}, which is no release." in told
+    commit_all(repository)
+    start(repository, {"setup.py": "release\n"})
+    loaded = matrix.load(repository / "wheel_matrix.toml")
+    assert loaded.upstream.tag == "v9.9.9"
+    assert version not in loaded.releases, "there is no sdist of it"
+
+
 def test_a_conflict_stops_with_patch_place_and_next_commands_and_changes_nothing(repository: Path) -> None:
     before = snapshot(repository)
     with pytest.raises(ActionNeeded) as caught:

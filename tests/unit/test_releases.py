@@ -92,9 +92,9 @@ def submodule(tmp_path: Path) -> tuple[Path, Path, str]:
     upstream_.run("commit", "--quiet", "-m", "release")
     upstream_.run("clone", "--quiet", str(remote), str(tmp_path / "upstream"), writes=False)
     upstream_.run("clone", "--quiet", str(cutlass), str(tmp_path / "upstream/csrc/cutlass"), writes=False)
-    write_files(remote, {"setup.py": "newer\n"})
+    write_files(remote, {"setup.py": "newer\n", "flash_attn/__init__.py": '__version__ = "9.8.10"\n'})
     upstream_.run("commit", "--quiet", "--all", "-m", "newer")
-    upstream_.run("tag", "v9.9.0")
+    upstream_.run("tag", "v9.8.10")
     return tmp_path / "upstream", remote, headers.resolve("HEAD")
 
 
@@ -118,15 +118,41 @@ def test_a_cutlass_that_the_clone_lacks_is_fetched_or_missed(
         find(MATRIX, "v9.9.2", folder, tmp_path, Source.GIT)
 
 
-@pytest.mark.parametrize("name", ["v9.9.0", "9.9.0", "commit"])
+@pytest.mark.parametrize("name", ["v9.8.10", "9.8.10", "commit"])
 def test_a_tag_or_commit_is_fetched_from_the_submodule_s_remote(
     index: None, tmp_path: Path, submodule: tuple[Path, Path, str], name: str
 ) -> None:
     folder, remote, cutlass = submodule
     commit = Repository(remote, UpstreamError).resolve("HEAD")
     found = find(MATRIX, commit if name == "commit" else name, folder, tmp_path, Source.AUTO)
-    assert (found.pin.commit, found.pin.cutlass, found.pin.version) == (commit, cutlass, "9.8.9")
-    assert found.pin.sdist_sha256 == "c" * 64
+    assert (found.pin.commit, found.pin.cutlass, found.pin.version) == (commit, cutlass, "9.8.10")
+    assert (found.pin.tag, found.pin.sdist_sha256) == ("v9.8.10", "b" * 64)
     assert found.checkout.source is Source.GIT
     upstream.materialise(found.pin, found.checkout, tmp_path / "out")
     assert (tmp_path / "out/setup.py").read_text() == "newer\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("9.9.0", "9.9.0.dev0+g"),  # leads to a release that is not there yet
+        ("9.8.10", "9.8.10.post1.dev0+g"),  # comes after one
+    ],
+)
+def test_a_commit_that_is_no_release_is_not_called_one(
+    index: None, tmp_path: Path, submodule: tuple[Path, Path, str], version: str, expected: str
+) -> None:
+    folder, remote, _ = submodule
+    write_files(remote, {"flash_attn/__init__.py": f'__version__ = "{version}"\n'})
+    repository = Repository(remote, UpstreamError)
+    repository.run("commit", "--quiet", "--allow-empty", "--all", "-m", "work")
+    repository.run("tag", "fa4-v4.0")
+    commit = repository.resolve("HEAD")
+    found = find(MATRIX, commit, folder, tmp_path)
+    assert (found.pin.version, found.pin.tag) == (expected + commit[:8], None)
+    assert (found.pin.commit, found.pin.sdist_sha256) == (commit, "unknown")
+    assert (
+        found.pin
+        == find(MATRIX, "fa4-v4.0", folder, tmp_path).pin
+        == find(MATRIX, found.name, folder, tmp_path).pin
+    )

@@ -20,6 +20,7 @@ import pytest
 import torch
 from fatbin import architectures
 from flash_attn import deterministic_mode, fork_info, get_deterministic_mode, set_deterministic_mode
+from packaging.version import Version
 
 DISTRIBUTION = importlib.metadata.distribution("flash_attn")
 
@@ -36,9 +37,13 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_version_names_the_fork_cuda_and_torch() -> None:
     info = fork_info()
-    expected = f"{info['upstream']['version']}+det.{info['fork_revision']}.cu{info['cuda'].replace('.', '')}.torch{'.'.join(info['torch'].split('.')[:2])}"
+    version, _, commit = info["upstream"]["version"].partition("+")  # of a commit that is no release
+    expected = f"{version}+det.{info['fork_revision']}.{f'{commit}.' if commit else ''}cu{info['cuda'].replace('.', '')}.torch{'.'.join(info['torch'].split('.')[:2])}"
     assert DISTRIBUTION.version == expected
-    assert flash_attn.__version__ == info["upstream"]["version"]
+    if commit:  # its files name the release that it came after, or that it leads to
+        assert Version(flash_attn.__version__).release == Version(version).release
+    else:
+        assert flash_attn.__version__ == version
 
 
 def test_docstrings_tell_of_mask_and_bias_before_what_is_returned() -> None:

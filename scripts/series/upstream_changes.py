@@ -1,0 +1,156 @@
+"""What upstream adds, drops and changes between two releases, where the build or a patch may not see it.
+
+A merge without a conflict says nothing of a new kernel file, of a parameter that others pass by place, or
+of a function that now means something else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scripts.series import relied
+from scripts.series.upstream_report import Listing, Signature, UpstreamChanges
+from scripts.source import build_script, functions, kernel_set
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from scripts.base.git import Repository
+    from scripts.series.move import Workspace
+    from scripts.source.functions import Function
+    from scripts.source.matrix_tables import Upstream
+
+_PACKAGE = "flash_attn/__init__.py"
+
+
+def compare(
+    space: Workspace, patches: Sequence[str], git: tuple[Repository, str, str] | None = None
+) -> UpstreamChanges:
+    """Compare the two bases of a workspace.
+
+    Args:
+        space: from :func:`scripts.series.move.workspace`.
+        patches: their names, in the order of the series.
+        git: upstream's repository with the old and the new commit, where there is one.
+    """
+    repository, bases = space.repository, (space.old_base, space.new_base)
+    scripts = [build_script.read(_read(repository, base, "setup.py")) for base in bases]
+    manifests = [_read(repository, base, "MANIFEST.in").decode("utf-8").splitlines() for base in bases]
+    touched = relied.touched(space, patches)
+    files = _files(space)
+    there = repository.files(space.new_base, f"{kernel_set.FOLDER}/")
+    return UpstreamChanges(
+        files=files,
+        sources=_listing(scripts[0].sources, scripts[1].sources),
+        flags=_listing(scripts[0].flags, scripts[1].flags),
+        manifest=_listing(*manifests),
+        unknown_kernels=kernel_set.unknown(there),
+        signatures=_signatures(space, touched),
+        relied=relied.changed(space, touched, git),
+    )
+
+
+def between(git: Repository | None, old: Upstream, new: Upstream) -> tuple[Repository, str, str] | None:
+    """Upstream's repository with the commits of two pins; None where it does not have both."""
+    if git is None or not git.is_top_level():
+        return None
+    commits = (old.commit, new.commit)
+    if any(git.attempt("cat-file", "-e", f"{c}^{{commit}}")[0] for c in commits):
+        return None
+    return git, *commits
+
+
+def _read(repository: Repository, commit: str, path: str) -> bytes:
+    """A file of a commit; empty where it has none."""
+    return repository.find(f"{commit}:{path}") or b""
+
+
+def _listing(old: Iterable[str], new: Iterable[str]) -> Listing:
+    before, after = dict.fromkeys(old), dict.fromkeys(new)
+    return Listing(
+        added=tuple(name for name in after if name not in before),
+        gone=tuple(name for name in before if name not in after),
+    )
+
+
+def _files(space: Workspace) -> Listing:
+    listed = space.repository.run(
+        "diff", "--name-status", "--no-renames", *_bases(space), "--", "csrc/flash_attn", writes=False
+    )
+    by_status: dict[str, list[str]] = {}
+    for status, _, name in (line.partition("\t") for line in listed.splitlines()):
+        by_status.setdefault(status, []).append(name)
+    return Listing(
+        added=tuple(by_status.get("A", ())),
+        gone=tuple(by_status.get("D", ())),
+        changed=tuple(by_status.get("M", ())),
+    )
+
+
+def _bases(space: Workspace) -> tuple[str, str]:
+    return space.old_base, space.new_base
+
+
+# --- signatures ---
+
+
+def _signatures(space: Workspace, touched: Mapping[str, relied.Touched]) -> tuple[Signature, ...]:
+    old, new = (_public(space.repository, commit) for commit in _bases(space))
+    changed = []
+    for called in dict.fromkeys([*old, *new]):
+        before, after = old.get(called), new.get(called)
+        parameters = [function[2] if function else None for function in (before, after)]
+        if parameters[0] == parameters[1]:
+            continue
+        file, name, _ = before or after or ("", "", ())
+        by = {patch: t for patch, t in touched.items() if (file, name) in t.functions}
+        added = {patch: t.parameters.get((file, name), ()) for patch, t in by.items()}
+        changed.append(
+            Signature(
+                function=called,
+                file=file,
+                old=parameters[0],
+                new=parameters[1],
+                patches=tuple(by),
+                own={patch: names for patch, names in added.items() if names},
+                named=tuple(p for p, t in touched.items() if _names(t, file, name, called)),
+            )
+        )
+    return tuple(changed)
+
+
+def _names(patch: relied.Touched, file: str, name: str, called: str) -> bool:
+    """Whether lines that a patch adds name a function: as Python calls it, or C++ does."""
+    method = f".{called.rsplit('.', 1)[-1]}"
+    if file == build_script.BINDING:
+        return name in patch.cpp or method in patch.python
+    return bool({name, method} & patch.python)
+
+
+def _public(repository: Repository, commit: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
+    """What others may call, by the name they call it: the file, the function and its parameters."""
+    found: dict[str, tuple[str, str, tuple[str, ...]]] = {}
+    binding = _read(repository, commit, build_script.BINDING)
+    listed = functions.functions(build_script.BINDING, binding)
+    for name, function in functions.bound(binding).items():
+        if function in listed:
+            place = (build_script.BINDING, function, listed[function].parameters)
+            found[f"flash_attn_2_cuda.{name}"] = place
+    for path in _modules(repository, commit):
+        module = path.removesuffix(".py").replace("/", ".")
+        for name, one in functions.functions(path, _read(repository, commit, path)).items():
+            if _is_public(one):
+                found[f"{module}.{name}"] = (path, name, one.parameters)
+    return found
+
+
+def _modules(repository: Repository, commit: str) -> list[str]:
+    """The modules that ``import flash_attn`` takes names from."""
+    module = functions.imported_modules(_read(repository, commit, _PACKAGE))
+    names = [f"{name.replace('.', '/')}.py" for name in module if name.startswith("flash_attn.")]
+    return [name for name in dict.fromkeys(names) if repository.find(f"{commit}:{name}") is not None]
+
+
+def _is_public(function: Function) -> bool:
+    """A function of the module, rather than a method or one that is its own."""
+    return "." not in function.name and not function.name.startswith("_")
