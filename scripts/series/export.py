@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import listing, marker, model, tree
+from scripts.series import compared, listing, marker, model, tree
 from scripts.series.places import command
 
 if TYPE_CHECKING:
@@ -235,11 +235,9 @@ def _exportable(repository: Repository) -> Applied:
     root = repository.root
     if not repository.is_top_level():
         raise SeriesError(f"{root} is no work tree of the series; {command('apply', root)} makes it.")
-    if operation := tree.in_progress(root):
-        raise SeriesError(
-            f"{root} is in the middle of a {operation}; finish it there (git status tells how), or abort it."
-        )
-    if changed := repository.run("status", "--porcelain").strip():
+    if told := tree.unfinished(root):
+        raise SeriesError(f"{told}.")
+    if changed := compared.changes(repository):
         raise SeriesError(f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them.")
     applied = marker.read_marker(root)
     if applied is None or not applied.pin:
