@@ -29,7 +29,7 @@ from scripts.wheels.torch_environment import torch_for_cuda
 if TYPE_CHECKING:
     from scripts.source import upstream
 
-# tests/wheel/conftest.py exits with it when the GPU half did not run, or cases were chosen.
+# tests/wheel/ledger.py exits with it when the GPU half did not run, or cases were chosen.
 _NOT_VERIFIED = 30
 _PYTEST = "pytest>=8.4"
 UPSTREAM_TESTS = PurePosixPath("tests/test_flash_attn.py")

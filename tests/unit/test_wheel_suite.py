@@ -42,7 +42,7 @@ flash_attn_func = flash_attn_varlen_func = flash_attn_with_kvcache = None
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     """The suite's own conftest around tests of our making, with a torch that sees a GPU and a wheel that does nothing."""
-    for name in ("conftest.py", "harness.py", "kernel_names.py"):
+    for name in ("bits.py", "conftest.py", "harness.py", "kernel_names.py", "ledger.py"):
         (tmp_path / name).write_text((SUITE / name).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "flash_attn.py").write_text(FAKE)
     (tmp_path / "flash_attn_2_cuda.py").write_text("")
