@@ -38,7 +38,9 @@ _made: Path | None = None  # the folder of kernels that goes at the end
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     ledger.add_options(parser)
-    parser.addoption("--contract", metavar="FILE", default=None, help="write the contract's table here, as JSON")
+    parser.addoption(
+        "--contract", metavar="FILE", default=None, help="write the contract's table here, as JSON"
+    )
     parser.addoption(
         "--kernels",
         metavar="DIR",

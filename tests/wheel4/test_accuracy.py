@@ -23,7 +23,9 @@ def _assert_close(got: Tensor, exact: Tensor, plain: Tensor, what: str) -> None:
     assert error <= allowed, f"{what} is off by {error:.3g}; PyTorch's own error allows {allowed:.3g}"
 
 
-def _assert_accurate(config: Config, sequence: Sequence, rows: Rows, gradients: Gradients | None = None) -> None:
+def _assert_accurate(
+    config: Config, sequence: Sequence, rows: Rows, gradients: Gradients | None = None
+) -> None:
     exact, plain = reference(config, sequence), reference(config, sequence, DTYPES[config.dtype])
     _assert_close(rows.out, exact.rows.out, plain.rows.out, "out")
     sees = exact.rows.lse.isfinite()

@@ -35,7 +35,9 @@ def test_kernels_of_backward_compile(config: Config) -> None:
     with machine.compiling():
         for layout in BACKWARD.values():
             alone, other = layout(config)
-            assert {name: t.shape for name, t in alone.items()} == {name: t.shape for name, t in other.items()}
+            assert {name: t.shape for name, t in alone.items()} == {
+                name: t.shape for name, t in other.items()
+            }
         if config.head_dim == 128:
             dense_gradients(config, [own(config)], deterministic=False)
 
@@ -52,11 +54,20 @@ OTHERS = {  # what their kernels take, of upstream's own checks
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_some_kernels_of_other_architectures_compile(architecture: str) -> None:
     """In a process of its own, because the architecture is read when CUTLASS is imported."""
-    environment = {**os.environ, "FORK_OTHER_ARCHITECTURE": architecture, **machine.environment_for(architecture)}
+    environment = {
+        **os.environ,
+        "FORK_OTHER_ARCHITECTURE": architecture,
+        **machine.environment_for(architecture),
+    }
     path = os.pathsep.join([str(FOLDER), str(FOLDER.parent / "wheel"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", "import test_compiles; test_compiles.compile_here()"]
     done = subprocess.run(
-        command, env={**environment, "PYTHONPATH": path}, cwd=FOLDER, capture_output=True, text=True, check=False
+        command,
+        env={**environment, "PYTHONPATH": path},
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
