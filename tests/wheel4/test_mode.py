@@ -25,7 +25,7 @@ MODE = "import sys, types, importlib.util as u\np = types.ModuleType('flash_attn
 def run_python(code: str, path: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code after the mode's import; ``path``: a folder with another flash_attn."""
     found = [str(path), *sys.path] if path else sys.path
-    clean = {name: "" for name in ("FA2_DETERMINISTIC", "FA2_SPLIT_SIZE", "FA2_DEBUG")}
+    clean = dict.fromkeys(("FA2_DETERMINISTIC", "FA2_SPLIT_SIZE", "FA2_DEBUG"), "")
     env = {**os.environ, **clean, **environment, "PYTHONPATH": os.pathsep.join(filter(None, found))}
     words = [sys.executable, "-c", MODE.format(path=list(cute.__path__)) + code]
     return subprocess.run(words, env=env, capture_output=True, text=True, check=False)
