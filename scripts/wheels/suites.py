@@ -27,7 +27,7 @@ class Suite:
     upstream: bool = True  # whether it runs upstream's own tests
 
     def python(self, name: str) -> str | None:
-        """The Python that a wheel is for, by its name; this one, for a wheel of all. None: another suite's."""
+        """The Python that a wheel is for, by its name; this one, for one of all. None: another suite's."""
         match = re.fullmatch(self.pattern, name)
         if match is None:
             return None
