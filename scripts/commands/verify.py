@@ -57,11 +57,11 @@ def _run(options: argparse.Namespace) -> None:
     waiting: BuildError | None = None
     for path in options.wheels or verify.wheels_in(layout.DIST):
         try:
-            built_from = origin.check_series(verify.facts_of(path), layout.ROOT, layout.cache("sdist"))
+            facts = verify.facts_of(path)
+            built_from = origin.check_series(facts, layout.ROOT, layout.cache("sdist"))
             console.note(f"{path.name}: its series is that of {built_from.where}")
-            verify.verify(
-                path, built_from.checkout, layout.ROOT / "tests/wheel", layout.BUILD, options.pytest
-            )
+            suite = layout.ROOT / "tests" / facts.suite.folder
+            verify.verify(path, built_from.checkout, suite, layout.BUILD, options.pytest)
         except BuildError as e:
             console.error(str(e))
             # A failure outweighs a wheel that could not be proved.

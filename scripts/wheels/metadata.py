@@ -27,18 +27,33 @@ PROVENANCE = "flash_attn/_fork.json"
 PROVENANCE_FORMAT = 1
 
 
+_SAID = ("PKG-INFO", "SOURCES.txt")  # what is kept of setup.py's answer
+
+
 def upstream_metadata(tree: Tree, toolchain: Toolchain, build: Path) -> Message:
-    """Upstream's metadata, as its own setup.py gives it; kept, because that takes some seconds."""
-    kept = build / "metadata" / f"{tree.commit}-{toolchain.environment.tag}"
-    if not kept.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        text = _ask_setup(tree, toolchain, build / "logs" / "metadata.log")
+    """Upstream's metadata, as its own setup.py gives it."""
+    return Parser().parsestr(_said(tree, toolchain, build)["PKG-INFO"])
+
+
+def upstream_files(tree: Tree, toolchain: Toolchain, build: Path) -> list[str]:
+    """The Python files of the packages that upstream's setup.py packs."""
+    listed = _said(tree, toolchain, build)["SOURCES.txt"].splitlines()
+    return [name for name in listed if name.startswith("flash_attn/") and name.endswith(".py")]
+
+
+def _said(tree: Tree, toolchain: Toolchain, build: Path) -> dict[str, str]:
+    """What setup.py says; kept, because that takes some seconds."""
+    kept = build / "metadata" / f"{tree.commit}-{toolchain.environment.tag}.egg-info"
+    if not all((kept / name).is_file() for name in _SAID):
+        kept.mkdir(parents=True, exist_ok=True)
+        said = _ask_setup(tree, toolchain, build / "logs" / "metadata.log")
         tree.check_unchanged()
-        files.write(kept, text)
-    return Parser().parsestr(kept.read_text(encoding="utf-8"))
+        for name, text in said.items():
+            files.write(kept / name, text)
+    return {name: (kept / name).read_text(encoding="utf-8") for name in _SAID}
 
 
-def _ask_setup(tree: Tree, toolchain: Toolchain, log: Path) -> str:
+def _ask_setup(tree: Tree, toolchain: Toolchain, log: Path) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source"
         shutil.copytree(tree.root, source, ignore=shutil.ignore_patterns(".git", "cutlass"))
@@ -68,7 +83,8 @@ def _ask_setup(tree: Tree, toolchain: Toolchain, log: Path) -> str:
             env=env,
             log=log,
         )
-        return (Path(folder) / "flash_attn.egg-info/PKG-INFO").read_text(encoding="utf-8")
+        answer = Path(folder) / "flash_attn.egg-info"
+        return {name: (answer / name).read_text(encoding="utf-8") for name in _SAID}
 
 
 def fork_metadata(upstream: Message, matrix: Matrix, target: Target, python: str) -> str:

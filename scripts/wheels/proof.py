@@ -1,6 +1,6 @@
 """What a wheel says of itself (``_fork.json``), and its proof, as far as this program reads them.
 
-``scripts/wheels/metadata`` writes the first, ``tests/wheel/conftest.py`` the second, without pydantic. Both
+``scripts/wheels/metadata`` writes the first, ``tests/wheel/ledger.py`` the second, without pydantic. Both
 hold more.
 """
 
@@ -37,7 +37,7 @@ class Provenance(OpenDocument):
     """What ``flash_attn/_fork.json`` holds."""
 
     format: Literal[1]
-    torch: str
+    torch: str = ""  # none: of a wheel for every torch
     series: SeriesFacts
 
 

@@ -1,13 +1,12 @@
-"""Prove a wheel: a fresh environment with it and its torch, then the suite in ``tests/wheel``.
+"""Prove a wheel: a fresh environment with it and its torch, then its suite in ``tests/``.
 
-The suite itself needs torch, pytest and the installed wheel alone, so a GPU host without a network runs
+A suite itself needs torch, pytest and the installed wheel alone, so a GPU host without a network runs
 it directly (docs/proving.md).
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -20,8 +19,7 @@ from scripts.base import console, documents, files, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
 from scripts.base.process import run
-from scripts.wheels import wheel
-from scripts.wheels.metadata import PROVENANCE
+from scripts.wheels import suites, wheel
 from scripts.wheels.proof import Proof, Provenance, read_proof
 from scripts.wheels.toolchain import find_python
 from scripts.wheels.torch_environment import torch_for_cuda
@@ -29,7 +27,7 @@ from scripts.wheels.torch_environment import torch_for_cuda
 if TYPE_CHECKING:
     from scripts.source import upstream
 
-# tests/wheel/conftest.py exits with it when the GPU half did not run, or cases were chosen.
+# tests/wheel/ledger.py exits with it when the GPU half did not run, or cases were chosen.
 _NOT_VERIFIED = 30
 _PYTEST = "pytest>=8.4"
 UPSTREAM_TESTS = PurePosixPath("tests/test_flash_attn.py")
@@ -42,41 +40,35 @@ class Facts:
     path: Path
     python: str
     provenance: Provenance
+    suite: suites.Suite = suites.SUITES[0]
 
     @property
     def torch(self) -> str:
-        """The version that it was built for."""
-        return self.provenance.torch
+        """The version that it was built for, or that it is proved with."""
+        return self.provenance.torch or self.suite.torch
 
 
 def facts_of(path: Path) -> Facts:
     """Read a wheel's name and provenance."""
-    name = re.fullmatch(
-        r"flash_attn-[^-]+(?:-\d[^-]*)?-cp(\d)(\d+)-cp\d+-(?:many)?linux\w*_x86_64\.whl", path.name
-    )
     if not path.is_file():
         raise UsageError(f"{path} does not exist.")
-    if name is None:
-        raise UsageError(
-            f"{path.name} is no wheel of this project "
-            "(flash_attn-VERSION-KERNELS-cpXY-cpXY-linux_x86_64.whl)."
-        )
+    suite = suites.of(path)
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
                 raise WheelError(f"{path}: {damaged} is damaged; build the wheel again.")
-            content = archive.read(PROVENANCE)
+            content = archive.read(suite.provenance)
     except (zipfile.BadZipFile, KeyError) as e:
         raise WheelError(f"{path}: not a wheel of this project, or cut off: {e}.") from e
     provenance = documents.parse(
-        Provenance, content, f"{path}: {PROVENANCE}", error=WheelError, remedy="build the wheel again"
+        Provenance, content, f"{path}: {suite.provenance}", error=WheelError, remedy="build the wheel again"
     )
-    return Facts(path, f"{name[1]}.{name[2]}", provenance)
+    return Facts(path, str(suite.python(path.name)), provenance, suite)
 
 
 def wheels_in(dist: Path) -> list[Path]:
     """The wheels to verify when none is named."""
-    wheels = sorted(dist.glob("flash_attn-*.whl"))
+    wheels = sorted([*dist.glob("flash_attn-*.whl"), *dist.glob("flash_attn_4-*.whl")])
     if not wheels:
         raise UsageError(
             f"{dist} has no wheels; build one (nox -s build), or name one (nox -s verify -- WHEEL)."
@@ -101,7 +93,7 @@ def installed(facts: Facts, root: Path, logs: Path) -> Path:
         log=log,
     )
     run(
-        pip.installing(python, facts.path.resolve()),
+        pip.installing(python, facts.path.resolve(), *facts.suite.requirements),
         error=VerifyError,
         what="the wheel does not install",
         hint=pip.HINT,
@@ -168,16 +160,22 @@ def _run_suite(
     python: Path, suite: Path, tried: Path, proof: Path, checkout: upstream.Checkout, extra: list[str]
 ) -> int:
     """Run the suite on an installed wheel; pytest's exit status."""
-    root = tried.parent
+    root, kind = tried.parent, suites.of(tried)
     # A copy, so that neither this repository's configuration nor its modules reach the suite.
-    shutil.copytree(suite, root / "suite", ignore=shutil.ignore_patterns("__pycache__"))
-    own = root / "upstream" / UPSTREAM_TESTS.name
-    own.parent.mkdir()
-    write_upstream_tests(checkout, own)
+    folder = root / "suite" / suite.name
+    for name in (suite.name, *kind.beside):
+        shutil.copytree(
+            suite.parent / name, folder.parent / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    options: list[str | Path] = [f"--proof={proof}", f"--wheel={tried}"]
+    if kind.upstream:
+        own = root / "upstream" / UPSTREAM_TESTS.name
+        own.parent.mkdir()
+        write_upstream_tests(checkout, own)
+        options.append(f"--upstream={own}")
     command = [
-        *(python, "-m", "pytest", root / "suite", "-c", os.devnull, f"--rootdir={root / 'suite'}"),
-        *("-q", "-p", "no:cacheprovider"),
-        *(f"--proof={proof}", f"--wheel={tried}", f"--upstream={own}", *extra),
+        *(python, "-m", "pytest", folder, "-c", os.devnull, f"--rootdir={folder}"),
+        *("-q", "-p", "no:cacheprovider", *options, *extra),
     ]
     words, environment = [str(word) for word in command], {**os.environ, "PYTHONPATH": ""}
     return subprocess.run(words, cwd=root, env=environment, check=False).returncode

@@ -20,7 +20,7 @@ from wheel.wheelfile import WheelFile
 from scripts.base import layout
 from scripts.source.kernel_set import spell_kernels
 from scripts.wheels.kernels import FORK
-from scripts.wheels.metadata import PROVENANCE, fork_metadata, upstream_metadata
+from scripts.wheels.metadata import PROVENANCE, fork_metadata, upstream_files, upstream_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def pack(
     wheel = "Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\n"
     wheel += f"Build: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
     entries: dict[str, bytes] = {
-        p.relative_to(tree.root).as_posix(): p.read_bytes() for p in (tree.root / "flash_attn").rglob("*.py")
+        name: (tree.root / name).read_bytes() for name in upstream_files(tree, plan.toolchain, plan.build)
     }
     entries |= {
         PROVENANCE: (json.dumps(facts, indent=1) + "\n").encode(),

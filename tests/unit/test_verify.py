@@ -227,3 +227,14 @@ def test_a_wheel_that_fails_outweighs_one_that_cannot_be_proved_here(
 def test_an_empty_dist_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nox -s build"):
         verify.wheels_in(tmp_path)
+
+
+def test_a_wheel_of_flash_attn_4_has_its_own_suite_torch_and_this_python(tmp_path: Path) -> None:
+    path = tmp_path / "flash_attn_4-4.0.0b36+det.1-py3-none-any.whl"
+    told = {name: value for name, value in PROVENANCE.items() if name != "torch"}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("flash_attn/cute/_fork.json", json.dumps(told))
+    facts = verify.facts_of(path)
+    assert (facts.suite.folder, facts.torch) == ("wheel4", "2.11.0")
+    assert facts.python == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert verify.wheels_in(tmp_path) == [path]

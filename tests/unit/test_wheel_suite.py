@@ -14,15 +14,33 @@ OWN = {p.stem for p in SUITE.glob("*.py")}
 ALLOWED = {"flash_attn", "flash_attn_2_cuda", "pytest", "torch"}
 
 
-@pytest.mark.parametrize("path", sorted(SUITE.glob("*.py")), ids=lambda p: p.name)
-def test_the_wheel_suite_needs_torch_pytest_and_the_wheel_alone(path: Path) -> None:
+def imports(path: Path) -> set[str]:
+    """The top-level modules that a file names."""
     imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             imported |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported.add(node.module.partition(".")[0])
-    assert imported - set(sys.stdlib_module_names) <= ALLOWED | OWN
+    return imported
+
+
+FOUR = SUITE.parent / "wheel4"
+
+
+@pytest.mark.parametrize("path", sorted(FOUR.glob("*.py")), ids=lambda p: p.name)
+def test_the_suite_of_flash_attn_4_needs_what_that_wheel_requires_and_the_other_suite_alone(
+    path: Path,
+) -> None:
+    allowed = (
+        {"cutlass", "flash_attn", "pytest", "quack", "torch"} | OWN | {p.stem for p in FOUR.glob("*.py")}
+    )
+    assert imports(path) - set(sys.stdlib_module_names) <= allowed
+
+
+@pytest.mark.parametrize("path", sorted(SUITE.glob("*.py")), ids=lambda p: p.name)
+def test_the_wheel_suite_needs_torch_pytest_and_the_wheel_alone(path: Path) -> None:
+    assert imports(path) - set(sys.stdlib_module_names) <= ALLOWED | OWN
 
 
 def test_no_conftest_above_the_suite_is_loaded_with_it() -> None:
@@ -42,7 +60,7 @@ flash_attn_func = flash_attn_varlen_func = flash_attn_with_kvcache = None
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     """The suite's own conftest around tests of our making, with a torch that sees a GPU and a wheel that does nothing."""
-    for name in ("conftest.py", "harness.py", "kernel_names.py"):
+    for name in ("bits.py", "conftest.py", "harness.py", "kernel_names.py", "ledger.py"):
         (tmp_path / name).write_text((SUITE / name).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "flash_attn.py").write_text(FAKE)
     (tmp_path / "flash_attn_2_cuda.py").write_text("")

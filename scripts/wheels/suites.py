@@ -1,0 +1,72 @@
+"""Which suite proves which wheel, and what it is installed with."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scripts.base.errors import UsageError
+from scripts.wheels.metadata import PROVENANCE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What proves the wheels of one distribution."""
+
+    folder: str  # in tests/
+    pattern: str  # of wheels' names; its groups are a Python, where a wheel is of one
+    provenance: str  # its place in a wheel
+    beside: tuple[str, ...] = ()  # folders of tests/ that it takes modules from
+    torch: str = ""  # for a wheel that names none
+    requirements: tuple[str, ...] = ()  # for a wheel whose own leave the version open, of which bits depend
+    upstream: bool = True  # whether it runs upstream's own tests
+
+    def python(self, name: str) -> str | None:
+        """The Python that a wheel is for, by its name; this one, for one of all. None: another suite's."""
+        match = re.fullmatch(self.pattern, name)
+        if match is None:
+            return None
+        return ".".join(match.groups()) or f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+SUITES = (
+    Suite(
+        "wheel",
+        r"flash_attn-[^-]+(?:-\d[^-]*)?-cp(\d)(\d+)-cp\d+-(?:many)?linux\w*_x86_64\.whl",
+        PROVENANCE,
+    ),
+    Suite(
+        "wheel4",
+        r"flash_attn_4-[^-]+-py3-none-any\.whl",
+        "flash_attn/cute/_fork.json",
+        beside=("wheel",),
+        torch="2.11.0",
+        requirements=(
+            "nvidia-cutlass-dsl[cu13]==4.8.1",
+            "quack-kernels==0.6.5",
+            "apache-tvm-ffi==0.1.15.post2",
+            "torch-c-dlpack-ext==0.1.5",
+        ),
+        upstream=False,
+    ),
+)
+
+
+def of(path: Path) -> Suite:
+    """The suite that proves a wheel, by its name.
+
+    Raises:
+        UsageError: it is no wheel of this project.
+    """
+    for suite in SUITES:
+        if suite.python(path.name) is not None:
+            return suite
+    raise UsageError(
+        f"{path.name} is no wheel of this project (flash_attn-VERSION-KERNELS-cpXY-cpXY-linux_x86_64.whl or "
+        "flash_attn_4-VERSION-py3-none-any.whl)."
+    )

@@ -1,0 +1,116 @@
+"""The suite of the flash_attn_4 wheel: needs torch, pytest, what the wheel requires, and tests/wheel beside it.
+
+    python -m pytest tests/wheel4 --proof proof.json --contract contract.json
+
+As in tests/wheel, 0 means verified, and 30 that the GPU half did not run. Without a GPU the static half runs. It
+compiles every kernel that the GPU half calls for SM 9.0, or for the architecture that ``--arch`` names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "wheel"))
+
+import ledger
+import machine
+from ledger import (  # noqa: F401 - hooks and fixtures, which pytest looks for here
+    control,
+    entry,
+    pytest_collection_finish,
+    pytest_collection_modifyitems,
+    pytest_deselected,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
+
+CONTRACT = "contract"  # its key in the ledger's entries
+_made: Path | None = None  # the folder of kernels that goes at the end
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    ledger.add_options(parser)
+    parser.addoption(
+        "--contract", metavar="FILE", default=None, help="write the contract's table here, as JSON"
+    )
+    parser.addoption(
+        "--kernels",
+        metavar="DIR",
+        default=None,
+        help="keep compiled kernels here (default: a folder that goes at the end)",
+    )
+    parser.addoption(
+        "--arch",
+        default="sm_90",
+        help="what to compile for where there is no GPU: sm_80, sm_90 (the default), sm_100 or sm_120",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _made  # noqa: PLW0603
+    ledger.configure(config, Path(__file__).resolve().parent)
+    folder = config.getoption("--kernels")
+    if not hasattr(config, "workerinput"):  # whose environment is this one's
+        if folder is None:
+            folder = tempfile.mkdtemp(prefix="flash_attn_4-kernels-")
+            _made = Path(folder)
+        machine.prepare(Path(folder).resolve(), config.getoption("--arch"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _made is not None and not hasattr(config, "workerinput"):
+        shutil.rmtree(_made, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _mode_off() -> Iterator[None]:
+    """Every test starts and ends with the mode off."""
+    from flash_attn.cute import set_deterministic_mode
+
+    set_deterministic_mode(False)
+    yield
+    set_deterministic_mode(False)
+
+
+@pytest.fixture
+def cell(request: pytest.FixtureRequest) -> Any:
+    """Record a cell of the contract's table: ``cell(row, column, differing, of)``."""
+    cells = request.config.stash[ledger.LEDGER].entries.setdefault(CONTRACT, [])
+
+    def record(row: str, column: str, differing: int, of: int) -> None:
+        cells.append({"row": row, "column": column, "differing": differing, "of": of})
+
+    return record
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Of pytest-xdist: each process has cells of its own, which entries alone would overwrite."""
+    output = getattr(node, "workeroutput", {}).get("ledger")
+    if output is not None:
+        whole = node.config.stash[ledger.LEDGER]
+        cells = whole.entries.get(CONTRACT, []) + output["entries"].get(CONTRACT, [])
+        whole.add(output)
+        whole.entries[CONTRACT] = cells
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    from flash_attn import cute
+
+    ledger.finish(session, exitstatus, lambda: {**cute.fork_info(), "toolchain": machine.toolchain()})
+    target = session.config.getoption("--contract")
+    if target is None or hasattr(session.config, "workerinput"):
+        return
+    cells = session.config.stash[ledger.LEDGER].entries.get(CONTRACT, [])
+    machine.write_contract(Path(target), sorted(cells, key=lambda c: (c["row"], c["column"])))
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # as many processes as cores run beside each other
