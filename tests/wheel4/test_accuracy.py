@@ -20,6 +20,8 @@ LENGTHS = [(333, 517), (517, 517), (1, 1100)]
 def _assert_close(got: Tensor, exact: Tensor, plain: Tensor, what: str) -> None:
     error = (got.double() - exact).abs().max().item()
     allowed = 2 * (plain.double() - exact).abs().max().item() + 1e-4
+    if what == "dsink":  # so few numbers that PyTorch's error may be a small one: one step of the dtype more
+        allowed += exact.abs().max().item() * torch.finfo(got.dtype).eps
     assert error <= allowed, f"{what} is off by {error:.3g}; PyTorch's own error allows {allowed:.3g}"
 
 

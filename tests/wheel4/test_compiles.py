@@ -11,7 +11,9 @@ import machine
 import pytest
 from calls import dense, dense_gradients
 from cases import BACKWARD, CONFIGS, FORWARD, other_tiles, own
+from flash_attn.cute import deterministic_mode
 from problems import Config, draw
+from test_chunks import CHUNKED, SPLIT, path
 
 FOLDER = Path(__file__).resolve().parent
 without_a_gpu = pytest.mark.skipif(machine.GPU, reason="the GPU half compiles these kernels, and runs them")
@@ -40,6 +42,16 @@ def test_kernels_of_backward_compile(config: Config) -> None:
             }
         if config.head_dim == 128:
             dense_gradients(config, [own(config)], deterministic=False)
+
+
+@without_a_gpu
+@pytest.mark.parametrize("name", ["walked", "spread"])
+@pytest.mark.parametrize("config", CHUNKED, ids=str)
+def test_kernels_of_chunks_compile(config: Config, name: str) -> None:
+    with machine.compiling(), path(name), deterministic_mode(split_size=SPLIT):
+        for layout in FORWARD.values():
+            for alone, other in layout(config):
+                assert alone.out.shape == other.out.shape
 
 
 OTHERS = {  # what their kernels take, of upstream's own checks
