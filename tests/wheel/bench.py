@@ -18,7 +18,6 @@ import functools
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 from extension_files import load
 from flash_attn import deterministic_mode, fork_info, set_deterministic_mode
+from timing import Call, measure
 
 import flash_attn_2_cuda  # isort: skip - torch and flash_attn load the libraries that it needs
 
@@ -40,16 +40,6 @@ EVEN = ((2, 2048, 2048, False), (2, 2048, 2048, True), (8, 64, 4096, False), (3,
 TOKENS = 32768  # of the sequences of one length together
 NEW, MILLION = 512, 2**20  # queries on many keys
 HEADS = (32, 8)  # of queries, and of keys on a cache
-FEWEST = 5  # times that a call is measured at least
-BUSY = 2_000_000  # cycles, a millisecond: longer than a call takes to be on its way
-
-
-@dataclass(frozen=True)
-class Call:
-    """What is measured, and what surrounds it, which is not."""
-
-    run: Callable[[], list[torch.Tensor]]
-    scope: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
 
 @dataclass(frozen=True)
@@ -147,47 +137,6 @@ def mode_on(split_size: int | None, paths: int) -> Iterator[None]:
 def on(split_size: int | None, call: Call, paths: int = 0) -> Call:
     """The call in deterministic mode; ``None``: the default split_size."""
     return Call(call.run, functools.partial(mode_on, split_size, paths))
-
-
-def measure(calls: dict[str, Call], seconds: float = 0.6) -> dict[str, dict[str, float]]:
-    """Alternate the calls until each has had its share.
-
-    Returns:
-        By name: ``ms``, the GPU's milliseconds (median), for which it is kept busy until the call is on its way; ``host_ms``,
-        what the caller's thread spends on the call (median); ``mb``, MiB of memory at most above the inputs.
-    """
-    results: dict[str, dict[str, float]] = {}
-    for name, call in calls.items():
-        with call.scope():
-            call.run()
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            base = torch.cuda.memory_allocated()
-            call.run()
-            torch.cuda.synchronize()
-            results[name] = {"mb": (torch.cuda.max_memory_allocated() - base) / 2**20}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    host: dict[str, list[float]] = {name: [] for name in calls}
-    total = 0.0
-    while total < seconds * 1000 * len(calls) or len(times[next(iter(calls))]) < FEWEST:
-        for name, call in calls.items():
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            with call.scope():
-                torch.cuda._sleep(BUSY)
-                start.record()
-                began = time.perf_counter()
-                call.run()
-                host[name].append(1000 * (time.perf_counter() - began))
-                stop.record()
-            stop.synchronize()
-            times[name].append(start.elapsed_time(stop))
-            total += times[name][-1]
-        if len(times[name]) >= 200:
-            break
-    for name, values in times.items():
-        results[name] |= {"ms": statistics.median(values), "host_ms": statistics.median(host[name])}
-    return results
 
 
 def one_block_fits(d: int) -> bool:

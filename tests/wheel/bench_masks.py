@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import Call, measure, on
+from bench import on
 from flash_attn import flash_attn_func, fork_info
+from timing import Call, measure
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention

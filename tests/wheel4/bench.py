@@ -1,0 +1,126 @@
+"""Times of the installed flash_attn.cute on this machine's GPU, mode off and on.
+
+    PYTHONPATH=…/tests/wheel python tests/wheel4/bench.py --json bench-fa4.json
+
+Variants alternate in one process on the same random tensors (fp16); times are medians of CUDA events in milliseconds.
+The first variant of a case is what the others' ratios are to. With the mode off, kernels are upstream's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import machine
+import torch
+from flash_attn.cute import deterministic_mode, flash_attn_func, fork_info
+from timing import Call, measure
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+FORMAT = 1
+PREFILL = ((4, 2048), (8, 4096), (16, 8192))
+DECODE = ((1, 32768), (1, 131072), (4, 16384), (8, 32768), (16, 16384), (64, 4096), (256, 2048))
+HEADS, CACHE_HEADS = 32, 8
+SPLIT_SIZES = (2048, 512)
+
+Case = tuple[str, dict[str, Call]]
+
+
+def on(split_size: int, run: Callable[[], Any]) -> Call:
+    return Call(run, lambda: deterministic_mode(split_size=split_size))
+
+
+def tensors(batch: int, len_q: int, len_k: int, heads_k: int, d: int) -> list[torch.Tensor]:
+    shapes = ((batch, len_q, HEADS, d), *[(batch, len_k, heads_k, d)] * 2)
+    return [torch.randn(shape, dtype=torch.float16, device="cuda") for shape in shapes]
+
+
+def prefill(d: int) -> Iterator[Case]:
+    for batch, length in PREFILL:
+        q, k, v = tensors(batch, length, length, HEADS, d)
+        for causal in (False, True):
+            run = partial(flash_attn_func, q, k, v, causal=causal)
+            calls = {"off": Call(run), **{f"on {size}": on(size, run) for size in SPLIT_SIZES}}
+            yield f"{batch}x{length} {'causal' if causal else 'full'}", calls
+
+
+def backward(d: int) -> Iterator[Case]:
+    for batch, length in PREFILL:
+        inputs = [t.requires_grad_() for t in tensors(batch, length, length, HEADS, d)]
+        dout = torch.randn_like(inputs[0])
+        for causal in (False, True):
+            outs = {
+                name: flash_attn_func(*inputs, causal=causal, deterministic=deterministic)[0]
+                for name, deterministic in (("off, deterministic", True), ("off", False))
+            }
+            with deterministic_mode(split_size=SPLIT_SIZES[0]):
+                outs["on"] = flash_attn_func(*inputs, causal=causal)[0]
+            calls = {
+                name: Call(partial(torch.autograd.grad, out, inputs, dout, retain_graph=True))
+                for name, out in outs.items()
+            }
+            yield f"{batch}x{length} {'causal' if causal else 'full'}", calls
+
+
+def decode(d: int) -> Iterator[Case]:
+    for batch, length in DECODE:
+        q, k, v = tensors(batch, 1, length, CACHE_HEADS, d)
+        run = partial(flash_attn_func, q, k, v)
+        turned = [t.transpose(1, 2) for t in (q, k, v)]
+        peer = Call(
+            partial(scaled_dot_product_attention, *turned, enable_gqa=True),
+            lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
+        )
+        calls = {"off": Call(run), **{f"on {size}": on(size, run) for size in SPLIT_SIZES}, "cuDNN": peer}
+        yield f"{batch}x{length}", calls
+
+
+GROUPS = {"prefill": prefill, "backward": backward, "decode": decode}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write every figure here, after each case")
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--group", choices=GROUPS, nargs="+", default=list(GROUPS))
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each variant of a case")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    facts = {
+        "format": FORMAT,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "toolchain": machine.toolchain(),
+        "fork": fork_info(),
+        "rows": rows,
+    }
+    for d in arguments.head_dim:
+        for group in arguments.group:
+            ratios: dict[str, list[float]] = {}
+            for case, calls in GROUPS[group](d):
+                figures = measure(calls, arguments.seconds)
+                base = next(iter(figures.values()))["ms"]
+                for name, figure in figures.items():
+                    rows.append({"group": group, "head_dim": d, "case": case, "variant": name, **figure})
+                    ratios.setdefault(name, []).append(figure["ms"] / base)
+                told = (f"{name} {f['ms']:.4g} ({f['ms'] / base:.3f})" for name, f in figures.items())
+                print(f"{group} d{d} {case}: {', '.join(told)}", flush=True)
+                if arguments.json:
+                    aside = arguments.json.with_name(arguments.json.name + ".part")
+                    aside.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+                    aside.replace(arguments.json)
+            means = (f"{name} {math.exp(sum(map(math.log, r)) / len(r)):.3f}" for name, r in ratios.items())
+            print(f"{group} d{d}, geometric means: {', '.join(means)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
