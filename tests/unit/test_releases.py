@@ -65,7 +65,10 @@ def test_the_pin_itself_keeps_its_commit(tmp_path: Path, index: None) -> None:
     ("name", "expected"),
     [
         ("7.7.7", r"has no sdist of flash-attn 7\.7\.7; the newest of its 5 are 1\.0, 2\.8\.2"),
-        ("1.0", r"gives no sha256 for flash-attn 1\.0; put its hash into \[releases\]"),
+        (
+            "1.0",
+            r"gives no sha256 for flash-attn 1\.0; put its hash into \[upstreams\.flash-attn\.releases\]",
+        ),
         ("main", "'main' is no version, and tags and commits need the submodule"),
     ],
 )
