@@ -50,7 +50,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (stand_in.parent / "__init__.py").write_text(TORCH)
     (stand_in / "__init__.py").touch()
     (stand_in / "cpp_extension.py").write_text(EXTENSIONS)
-    into = ["--quiet", "--target", folder / "python", "setuptools", "wheel", "packaging"]
+    into = ["--quiet", "--target", str(folder / "python"), "setuptools", "wheel", "packaging"]
     subprocess.run([sys.executable, "-m", "pip", "install", *into], check=True)
     python = folder / "run-python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder / "python"}" exec {sys.executable} "$@"\n')
