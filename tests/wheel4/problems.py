@@ -43,7 +43,8 @@ class Config:
         """One logit for each head, in bfloat16 as models have them."""
         if not self.sink:
             return None
-        return torch.linspace(-1.0, 2.0, self.heads).to(torch.bfloat16).to(DEVICE)
+        # Made there, because a CUDA graph may be capturing, which no copy from the host may enter.
+        return torch.linspace(-1.0, 2.0, self.heads, device=DEVICE).to(torch.bfloat16)
 
     def options(self) -> dict[str, object]:
         """Of a call, but for gradients of the sink."""
