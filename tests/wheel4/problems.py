@@ -43,7 +43,7 @@ class Config:
         """One logit for each head, in bfloat16 as models have them."""
         if not self.sink:
             return None
-        # made where it is used: a CUDA graph's capture takes no copy from the host
+        # Made there, because a CUDA graph may be capturing, which no copy from the host may enter.
         return torch.linspace(-1.0, 2.0, self.heads, device=DEVICE).to(torch.bfloat16)
 
     def options(self) -> dict[str, object]:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 
+OTHER_TILES_IN_PAGES = Config(96)  # 144 keys without pages, for which their loader has no whole steps
+
 
 def _differing(pairs: list[tuple[str, Tensor, Tensor]]) -> tuple[int, int]:
     """How many elements differ, and of how many."""
@@ -33,6 +35,8 @@ def _told(
 ) -> None:
     assert all(a.shape == b.shape for _, a, b in pairs)
     cell(layout, str(config), *_differing(pairs))
+    if layout.startswith("in pages") and config == OTHER_TILES_IN_PAGES:
+        return  # the mode is off: see test_pages_have_the_bits_of_no_pages_at_every_head_dim
     for name, alone, other in pairs:
         assert_same_bits(alone, other, f"{layout}, {name}")
 

@@ -42,12 +42,26 @@ def test_import_needs_neither_torch_nor_an_extension() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_importing_the_package_does_not_start_cuda() -> None:
-    code = "import flash_attn.cute, torch; print(torch.cuda.is_initialized())"
+WATCH = """
+import sys, traceback, torch
+start, files = torch.cuda._lazy_init, []
+def watched():
+    files.extend(frame.filename for frame in traceback.extract_stack())
+    return start()
+torch.cuda._lazy_init = watched
+import flash_attn.cute
+print(sorted({name for name in files if "fork_" in name}), torch.cuda.is_initialized())
+"""
+
+
+def test_importing_the_package_starts_no_cuda_of_its_own() -> None:
+    """Where there is a GPU, quack-kernels 0.6.5 starts it at import; the fork's files do not."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", WATCH], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "False"
+    files, started = done.stdout.strip().rsplit(maxsplit=1)
+    assert files == "[]"
+    assert started == str(machine.GPU)
 
 
 def test_mode_is_off_by_default_with_2048_tokens() -> None:
