@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import listing, marker, model, tree
+from scripts.series import compared, listing, marker, model, tree
 from scripts.series.places import command
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _exportable(repository: Repository) -> Applied:
         raise SeriesError(
             f"{root} is in the middle of a {operation}; finish it there (git status tells how), or abort it."
         )
-    if changed := repository.run("status", "--porcelain").strip():
+    if changed := compared.changes(repository):
         raise SeriesError(f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them.")
     applied = marker.read_marker(root)
     if applied is None or not applied.pin:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import ActionNeeded, GuardError, SeriesError
 from scripts.base.fetch import sha256
-from scripts.series import changes, export, guards, lint, model, reach
+from scripts.series import changes, compared, export, guards, lint, model, reach
 from scripts.series import tree as work_tree
 from scripts.series.rebase_state import ABORT, GO_ON, MATRIX_AND_CHANGES, Report, State
 from scripts.source import kernel_set, pin
@@ -38,7 +38,7 @@ def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Re
         ActionNeeded: a person must amend something first; nothing was written unless the message says so.
     """
     repository = folder.repository
-    operation = work_tree.in_progress(folder.source) or repository.run("status", "--porcelain").strip()
+    operation = work_tree.in_progress(folder.source) or compared.changes(repository)
     if operation:
         raise ActionNeeded(
             f"{folder.source} is not finished ({operation}); commit or finish it there, then {GO_ON}."

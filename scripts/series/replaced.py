@@ -26,7 +26,9 @@ def keep_commits(repository: Repository, old: Path) -> str:
     """
     place = f"refs/replaced/{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}"
     former = Repository(old, SeriesError)
-    former.attempt("add", "--all")
+    # From a new index: what git does not show (assume-unchanged, excludes) is somebody's work too.
+    former.attempt("-c", "core.sparseCheckout=false", "read-tree", "HEAD")
+    former.attempt("add", "--all", "--force")
     if former.attempt("diff", "--cached", "--quiet", "HEAD")[0] != 0:
         tree = former.run("write-tree").strip()
         loose = former.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console, files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import replaced
+from scripts.series import compared, replaced
 from scripts.series.marker import pin_key, read_marker, write_marker
 from scripts.series.places import command
 from scripts.source import upstream
@@ -117,7 +117,7 @@ def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     root = repository.root
     if operation := in_progress(root):
         return f"{root} is in the middle of a {operation}; finish it there (git status tells how) or abort it"
-    if changed := repository.run("status", "--porcelain").strip():
+    if changed := compared.changes(repository):
         return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
     head, known = repository.resolve("HEAD"), applied.commit
     ahead = repository.run("log", "--format=    %h %s", head, "--branches", f"^{known}", writes=False)
