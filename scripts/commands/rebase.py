@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.commands import arguments
-from scripts.series import model, move, places, rebase_state, tree
+from scripts.series import model, move, places, rebase_state, rebase_status, tree
 from scripts.series.rebase import Rebase
 from scripts.source import releases, upstream
 from scripts.wheels.compiling import compile_alone
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
     from scripts.series.rebase_state import Report
     from scripts.source.matrix import Matrix
 
+_CHOICES = "VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --use-remembered, --skip, --abort"
+
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
     parser = arguments.series_parser(
-        commands, "rebase", "Stops where a person must look, and says what to do next."
+        commands,
+        "rebase",
+        "Stops where a person must look, and says what to do next. Alone it says where it stands.",
     )
     parser.add_argument(
         "version",
@@ -40,6 +45,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--reason", metavar="WHY", default="", help="with --skip: why; recorded in the file series"
     )
+    parser.add_argument(
+        "--use-remembered",
+        action="store_true",
+        help="take the resolution that was shown: of the same conflict, in an earlier rebase or try",
+    )
     parser.add_argument("--abort", action="store_true", help="drop the rebase; nothing has changed")
     parser.set_defaults(
         run=_run, interrupted="interrupted; nox -s rebase -- --continue goes on, --abort drops it."
@@ -47,15 +57,16 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    chosen = [bool(options.version), options.proceed, options.skip, options.abort]
-    if sum(chosen) != 1:
-        raise UsageError(
-            "say one of: VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --skip, --abort."
-        )
+    chosen = [bool(options.version), options.proceed, options.skip, options.use_remembered, options.abort]
+    if sum(chosen) > 1:
+        raise UsageError(f"say one of: {_CHOICES}.")
     if options.reason and not options.skip:
         raise UsageError("--reason belongs to --skip.")
     loaded = _chosen(options)
     rebase = Rebase(layout.ROOT, places.of(loaded).rebase, compile_alone)
+    if not any(chosen):
+        _tell_standing(rebase, loaded, as_json=options.json)
+        return
     try:
         with files.alone(layout.BUILD):
             report = _run_rebase(rebase, loaded, options)
@@ -95,6 +106,8 @@ def _run_rebase(rebase: Rebase, loaded: Matrix, options: argparse.Namespace) -> 
         return None
     if options.proceed:
         return rebase.proceed()
+    if options.use_remembered:
+        return rebase.use_remembered()
     if options.skip:
         return rebase.skip(options.reason)
     if rebase.under_way:
@@ -110,6 +123,23 @@ def _run_rebase(rebase: Rebase, loaded: Matrix, options: argparse.Namespace) -> 
     release = releases.find(loaded, options.version, layout.UPSTREAM, layout.cache("sdist"), options.source)
     console.step(f"Rebase of {loaded.name} from {loaded.upstream.version} to {release.name} ({release.how})")
     return rebase.start(loaded, patches, checkout, release)
+
+
+def _tell_standing(rebase: Rebase, loaded: Matrix, *, as_json: bool) -> None:
+    """Where a rebase stands, or how to begin one."""
+    standing = rebase_status.standing(rebase.folder) if rebase.under_way else None
+    if as_json:
+        console.result({"under_way": False} if standing is None else {"under_way": True, **asdict(standing)})
+    if standing is None:
+        place, version = places.of(loaded).source, loaded.upstream.version
+        console.done(f"No rebase is under way; the series stands on {version}.")
+        console.note(f"{places.command('forecast', place, 'latest')} says what would become of each patch")
+        console.note(
+            f"{places.command('rebase', place, 'VERSION')} begins: a release, a tag, a commit, or latest"
+        )
+        return
+    for line in standing.lines:
+        console.note(line)
 
 
 def _tell(report: Report, loaded: Matrix) -> None:

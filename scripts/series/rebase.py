@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console, files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import landed, move, rebase_end, rebase_resolution
+from scripts.series import landed, move, rebase_end, rebase_help, remembered, resolution
 from scripts.series import tree as work_tree
 from scripts.series.marker import pin_key
 from scripts.series.rebase_folder import Folder
@@ -84,11 +84,22 @@ class Rebase:
         """Go on, with what a person made of the patch that stopped it."""
         state = self.folder.load()
         if state.stopped or self._picking(state):
-            state = rebase_resolution.take_resolution(self.folder, state)
-            _tell(state)
+            state = self._take_resolution(state)
         elif len(state.done) < len(state.patches):
             self._clear(state)
         return self._walk(state)
+
+    def use_remembered(self) -> Report:
+        """Take the resolutions that are remembered of the patch that stopped it, and go on."""
+        state = self.folder.load()
+        if not state.stopped:
+            raise UsageError(f"no patch stopped the rebase; {GO_ON}, or {ABORT}.")
+        if left := remembered.take(self.folder.resolutions, self.folder.stop(state)):
+            raise ActionNeeded(
+                f"what is remembered was taken; {', '.join(left)} still has a conflict. "
+                f"Edit the files in {self.folder.source}, then {GO_ON}."
+            )
+        return self.proceed()
 
     def skip(self, reason: str) -> Report:
         """Leave the patch out that stopped it; the reason goes into ``series``."""
@@ -97,6 +108,8 @@ class Rebase:
             raise UsageError(f"no patch stopped the rebase; {GO_ON}, or {ABORT}.")
         if not reason.strip():
             raise UsageError(f"a patch is skipped for a reason: {SKIP}.")
+        if needing := rebase_help.dependents(self.folder, state):
+            console.warn(f"later patches need the one that is left out: {', '.join(needing)}")
         move.abandon(self.folder.space(state))
         name, commit = self.folder.next_patch(state)
         outcome, evidence = state.landed.get(name, ("skipped", ""))
@@ -130,6 +143,15 @@ class Rebase:
 
     # --- steps ---
 
+    def _take_resolution(self, state: State) -> State:
+        """Record what a person made of the next patch, and remember it for other rebases."""
+        stop = self.folder.stop(state)
+        head = resolution.take(stop)
+        remembered.remember(self.folder.resolutions, stop, head)
+        state = self.folder.save(state.with_done(Done(patch=stop.name, outcome="resolved", commit=head)))
+        _tell(state)
+        return state
+
     def _picking(self, state: State) -> bool:
         """Whether a kill came between a conflict and its record: a person may have worked on it since."""
         if len(state.done) == len(state.patches):
@@ -159,7 +181,7 @@ class Rebase:
                 if not unfinished:
                     repository.run("reset", "--quiet", "--hard", state.head)
                 self.folder.save(state.but(stopped=True))
-                raise ActionNeeded(self._why(state, judged, commit))
+                raise ActionNeeded(rebase_help.why(self.folder, state, judged))
             done = Done(
                 patch=name,
                 outcome=judged.outcome.value,
@@ -169,49 +191,6 @@ class Rebase:
             state = self.folder.save(state.with_done(done))
             _tell(state)
         return rebase_end.finish(self.folder, state, self._compiler)
-
-    # --- words ---
-
-    def _why(self, state: State, judged: move.Move, commit: str) -> str:
-        """Why the rebase stops at a patch, and what a person may do."""
-        old, new, source = state.old_pin.version, state.new_pin.version, self.folder.source
-        place, total = len(state.done) + 1, len(state.patches)
-        lines = [f"patch {place} of {total}, {judged.patch}: {judged.outcome.value} on {new}."]
-        lines += ["    " + line for line in judged.evidence]
-        lines += self._history(state, judged)
-        whole = judged.outcome in (move.Outcome.LANDED_IDENTICAL, move.Outcome.EMPTY)
-        if whole or judged.outcome is move.Outcome.LANDED_MODIFIED:
-            lines.append(f"  left out, if upstream has all of it: {SKIP}")
-        bases = f"{state.old_base[:12]} {state.new_base[:12]}"
-        lines += [
-            f"  what {new} changed there: git -C {source} diff {bases} -- FILE",
-            f"  the patch as it was:      git -C {source} show {commit[:12]}   (against {old})",
-        ]
-        if whole:
-            lines.append(f"  or: {ABORT}")
-        else:
-            lines += [
-                f"  to resolve it:            edit the files in {source}, then {GO_ON}",
-                f"  or: {SKIP}   or: {ABORT}",
-            ]
-        return "\n".join(lines)
-
-    def _history(self, state: State, judged: move.Move) -> list[str]:
-        """Upstream's commits between the two releases on the files in question, where git has both."""
-        upstream = Repository(self.folder.root / "upstream", SeriesError)
-        old, new = state.old_pin.commit, state.new_pin.commit
-        if not upstream.is_top_level() or any(upstream.attempt("cat-file", "-e", c)[0] for c in (old, new)):
-            return []
-        places = [line.split(":")[0] for line in judged.evidence]
-        touched = sorted({place.split(" ")[0] for place in places if "/" in place})
-        if not touched:
-            return []
-        log = upstream.run("log", "--oneline", "--no-decorate", f"{old}..{new}", "--", *touched, writes=False)
-        return (
-            ["  upstream's commits on these files:", *("    " + line for line in log.splitlines())]
-            if log
-            else []
-        )
 
 
 def _committed(root: Path, series: str) -> str:

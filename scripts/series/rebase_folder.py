@@ -9,7 +9,8 @@ from scripts.base import documents, files
 from scripts.base.errors import SeriesError, UsageError
 from scripts.base.git import Repository
 from scripts.series import move
-from scripts.series.rebase_state import ABORT, STATE, State, under_way
+from scripts.series.rebase_state import ABORT, GO_ON, SKIP, STATE, State, under_way
+from scripts.series.resolution import Stop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,11 @@ class Folder:
     def state_path(self) -> Path:
         """The file with the state."""
         return self.path / STATE
+
+    @property
+    def resolutions(self) -> Path:
+        """What is remembered of conflicts, for every rebase."""
+        return self.path.with_name("resolutions")
 
     @property
     def repository(self) -> Repository:
@@ -86,3 +92,8 @@ class Folder:
         """The name of the patch to be moved next, and its commit in the old series."""
         place = len(state.done)
         return list(state.patches)[place], self.space(state).commits[place]
+
+    def stop(self, state: State) -> Stop:
+        """The patch to be moved next, as one that a person deals with."""
+        name, commit = self.next_patch(state)
+        return Stop(self.repository, name, commit, state.head, GO_ON, SKIP)

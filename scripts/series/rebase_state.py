@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 GO_ON = "nox -s rebase -- --continue"
 SKIP = "nox -s rebase -- --skip --reason 'WHY'"
+USE = "nox -s rebase -- --use-remembered"
 ABORT = "nox -s rebase -- --abort"
 MATRIX_AND_CHANGES = ("wheel_matrix.toml", "CHANGES.md")  # written by the end of a rebase, with the series
 STATE = "state.json"  # in the folder of a rebase

@@ -110,7 +110,7 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         (["archs"], "[shared-ptx] of wheel_matrix.toml is empty"),
         (["archs", "--arch", "80"], "80: no later than the PTX that they would be made from"),
         (["apply", "--source", "svn"], "'svn' is none of git, sdist, auto"),
-        (["rebase"], "say one of: VERSION"),
+        (["rebase", "--use-remembered"], "no rebase is under way"),
         (["rebase", "--continue"], "no rebase is under way"),
         (["rebase", "--abort"], "no rebase is under way"),
         (["rebase", "2.8.2", "--abort"], "say one of"),

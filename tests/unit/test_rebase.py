@@ -17,7 +17,7 @@ import pytest
 from scripts.base import files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import changes, export, lint, model, move, reach, rebase_resolution
+from scripts.series import changes, export, lint, model, move, reach
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import matrix, pin
@@ -710,8 +710,7 @@ def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) ->
         start(repository, UPSTREAM)
     resolve(repository)
     rebase = resume(repository)
-    folder = rebase.folder
-    state = rebase_resolution.take_resolution(folder, folder.load())
+    state = rebase._take_resolution(rebase.folder.load())
     # As after a kill in the middle of the next pick: a lock, a half-written file, a pick begun.
     source = repository / "build/rebase/source"
     subprocess.run(
