@@ -70,6 +70,13 @@ COMMANDS = (
     Command("verify", "Prove the wheels in dist/ on this machine's GPU", Group.WHEELS),
     Command("emulate", "Run the kernels without a GPU, interpreted; finds faults, proves nothing", Group.LAB),
     Command("apply", "Apply the patch series to upstream, in build/source", Group.SERIES),
+    Command("edit", "Stop build/source at a patch, to change it", Group.SERIES),
+    Command(
+        "refresh",
+        "Take the changes into the patch being edited, and replay the later ones",
+        Group.SERIES,
+        module="edit",
+    ),
     Command("export", "Write the commits of build/source back to patches/", Group.SERIES),
     Command("patches", "List the patches: purpose, files, and which needs which", Group.SERIES),
     Command(

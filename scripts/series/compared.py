@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from scripts.base.git import Repository
 
-_HOW_TO_SHOW = (
+HOW_TO_SHOW = (
     "git status does not show them. To make it show one: git update-index --no-assume-unchanged FILE, "
     "git update-index --no-skip-worktree FILE, or for an ignored one git add --force FILE"
 )
@@ -28,7 +28,7 @@ def changes(repository: Repository) -> str:
     if told := str(repository.run("status", "--porcelain")).strip("\n"):
         return told
     hidden = differences(repository)
-    return "\n".join((*hidden, _HOW_TO_SHOW)) if hidden else ""
+    return "\n".join((*hidden, HOW_TO_SHOW)) if hidden else ""
 
 
 def differences(repository: Repository, tree: str = "HEAD") -> list[str]:

@@ -235,10 +235,8 @@ def _exportable(repository: Repository) -> Applied:
     root = repository.root
     if not repository.is_top_level():
         raise SeriesError(f"{root} is no work tree of the series; {command('apply', root)} makes it.")
-    if operation := tree.in_progress(root):
-        raise SeriesError(
-            f"{root} is in the middle of a {operation}; finish it there (git status tells how), or abort it."
-        )
+    if told := tree.unfinished(root):
+        raise SeriesError(f"{told}.")
     if changed := compared.changes(repository):
         raise SeriesError(f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them.")
     applied = marker.read_marker(root)

@@ -14,6 +14,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def place(kind: str) -> str:
+    """A ref that nothing has yet, by the time."""
+    return f"refs/{kind}/{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}"
+
+
+def loose_commit(repository: Repository) -> str | None:
+    """A commit of what a tree holds besides its HEAD; None where that is nothing.
+
+    The index is made anew: what git does not show (assume-unchanged, excludes) is somebody's work too.
+    """
+    repository.attempt("-c", "core.sparseCheckout=false", "read-tree", "HEAD")
+    repository.attempt("add", "--all", "--force")
+    if repository.attempt("diff", "--cached", "--quiet", "HEAD")[0] == 0:
+        return None
+    tree = repository.run("write-tree").strip()
+    return repository.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
+
+
 def keep_commits(repository: Repository, old: Path) -> str:
     """Take over the commits of a tree that is replaced, its linked work trees' and stashes too.
 
@@ -24,18 +42,13 @@ def keep_commits(repository: Repository, old: Path) -> str:
     Raises:
         SeriesError: they could not be taken over.
     """
-    place = f"refs/replaced/{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}"
+    kept_under = place("replaced")
     former = Repository(old, SeriesError)
-    # From a new index: what git does not show (assume-unchanged, excludes) is somebody's work too.
-    former.attempt("-c", "core.sparseCheckout=false", "read-tree", "HEAD")
-    former.attempt("add", "--all", "--force")
-    if former.attempt("diff", "--cached", "--quiet", "HEAD")[0] != 0:
-        tree = former.run("write-tree").strip()
-        loose = former.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
+    if loose := loose_commit(former):
         former.run("update-ref", "refs/heads/uncommitted", loose)
         console.warn(
             f"{old} had changes that were not committed; they are kept as the commit "
-            f"{place}/heads/uncommitted"
+            f"{kept_under}/heads/uncommitted"
         )
     for number, stash in enumerate(former.run("stash", "list", "--format=%H", writes=False).split()):
         former.run("update-ref", f"refs/stashes/{number}", stash)
@@ -50,7 +63,7 @@ def keep_commits(repository: Repository, old: Path) -> str:
         ("refs/stashes/*", "stashes/*"),
         ("refs/linked/*", "linked/*"),
     )
-    heads = [f"+{name}:{place}/{kept}" for name, kept in names]
+    heads = [f"+{name}:{kept_under}/{kept}" for name, kept in names]
     status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), *heads)
     if status != 0:
         raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
@@ -59,7 +72,7 @@ def keep_commits(repository: Repository, old: Path) -> str:
         "--quiet",
         "--no-tags",
         str(old),
-        f"+refs/tags/*:{place}/tags/*",
+        f"+refs/tags/*:{kept_under}/tags/*",
         "+refs/replaced/*:refs/replaced/*",
     )
-    return place
+    return kept_under

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console, files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import compared, replaced
+from scripts.series import compared, edit_state, replaced
 from scripts.series.marker import pin_key, read_marker, write_marker
 from scripts.series.places import command
 from scripts.source import upstream
@@ -86,6 +86,16 @@ def in_progress(root: Path) -> str | None:
     return next((what for name, what in names.items() if (root / ".git" / name).exists()), None)
 
 
+def unfinished(root: Path) -> str | None:
+    """That an operation was not finished, and what to do about it, in words."""
+    if edit_state.under_way(root):
+        words = edit_state.Words(root)
+        return f"{root} is in the middle of an edit of a patch; {words.refresh}, or {words.abort}"
+    operation = in_progress(root)
+    how = "finish it there (git status tells how), or abort it"
+    return f"{root} is in the middle of a {operation}; {how}" if operation else None
+
+
 def try_patch(repository: Repository, path: Path) -> tuple[int, str]:
     """Whether git could apply a patch to the work tree, and what it says of each hunk.
 
@@ -115,8 +125,8 @@ def _prove_exact(repository: Repository, path: Path) -> None:
 def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     """What is in a tree and in no patch, in words; None when it may be replaced."""
     root = repository.root
-    if operation := in_progress(root):
-        return f"{root} is in the middle of a {operation}; finish it there (git status tells how) or abort it"
+    if told := unfinished(root):
+        return told
     if changed := compared.changes(repository):
         return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
     head, known = repository.resolve("HEAD"), applied.commit
@@ -164,7 +174,7 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
         raise SeriesError(f"{root} is nothing that nox -s apply made; move it away, or delete it.")
     seen = _moment(root)
     if stake := _work_at_stake(finished, applied):
-        raise SeriesError(f"{stake}." if in_progress(root) else f"{stake}. {_keep_or_drop(root)}.")
+        raise SeriesError(f"{stake}." if unfinished(root) else f"{stake}. {_keep_or_drop(root)}.")
     digest = series.digest(applied.base)
     if (applied.pin, applied.digest) != (pin_key(pin), digest):
         return None

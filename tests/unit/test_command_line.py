@@ -115,6 +115,8 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         (["rebase", "--abort"], "no rebase is under way"),
         (["rebase", "2.8.2", "--abort"], "say one of"),
         (["rebase", "--abort", "--reason", "x"], "--reason belongs to --skip"),
+        (["edit", "1", "--abort"], "say one of: PATCH, --abort"),
+        (["refresh", "--skip", "--use-remembered"], "say one of: --skip, --use-remembered"),
         (["each"], "--run"),
         (["each", "--run", " "], "is empty"),
         (["forecast", "--markdown", "--json"], "choose one"),

@@ -13,7 +13,17 @@ from scripts.base.errors import ActionNeeded, UsageError
 from scripts.series import rebase_status
 from tests.unit import test_rebase as rebasing
 from tests.unit.conftest import Command, Make, write_files
-from tests.unit.test_rebase import FILES, HEADER, LIB, UPSTREAM, resolve, resume, start, with_line
+from tests.unit.test_rebase import (
+    FILES,
+    HEADER,
+    LIB,
+    SERIES_FOLDER,
+    UPSTREAM,
+    resolve,
+    resume,
+    start,
+    with_line,
+)
 
 repository = rebasing.repository
 
@@ -159,7 +169,7 @@ def test_skip_warns_of_later_patches_that_need_it(
     make_series: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], repository: Path
 ) -> None:
     """One needs the skipped patch itself, one needs that one, and one needs neither."""
-    for path in (repository / "patches").iterdir():
+    for path in (repository / SERIES_FOLDER).iterdir():
         path.unlink()
     first = with_line(10, "value_10 = compute_ten()\n")
     second = with_line(10, "value_10 = compute_ten(2)\n")
@@ -176,6 +186,7 @@ def test_skip_warns_of_later_patches_that_need_it(
         ("Add to it", third, guards[2]),
         base=FILES,
         folder=repository,
+        to=SERIES_FOLDER,
     )
     rebasing.commit_all(repository)
     with pytest.raises(ActionNeeded) as caught:
