@@ -28,6 +28,7 @@ class Standing:
     skipped: tuple[str, ...]
     patch: str  # the next one; empty when all have moved
     stopped: bool  # it waits for a person
+    evidence: str  # that the release has it; empty where nothing shows that
     conflicts: tuple[str, ...]  # FILE:LINE, or FILE where no marker is left
     remembered: tuple[str, ...]  # how conflicts were resolved before, as diffs, and how to take that
     remaining: tuple[str, ...]  # the patches after it
@@ -44,6 +45,7 @@ class Standing:
         else:
             why = "waits for you" if self.stopped else "is next (a run was interrupted)"
             lines.append(f"patch ({self.done + 1}/{self.total}) {self.patch} {why}")
+            lines += [f"    {self.evidence}"] if self.evidence else []
             lines += [f"    {place}: conflict" for place in self.conflicts]
             lines += self.remembered
             lines.append(f"then {len(self.remaining)} more{':' if self.remaining else ''}")
@@ -72,6 +74,7 @@ def standing(folder: Folder) -> Standing:
         skipped=tuple(f"{d.patch}: {d.reason}" for d in state.done if d.reason),
         patch=stop.name if stop else "",
         stopped=stopped,
+        evidence=": ".join(state.landed.get(stop.name, ())) if stop else "",
         conflicts=tuple(_places(stop)) if stop else (),
         remembered=tuple(rebase_help.remembered_lines(offers, USE)),
         remaining=tuple(names[done + 1 :]),
@@ -94,9 +97,9 @@ def _places(stop: Stop) -> list[str]:
 def _commands(folder: Folder, state: State, stop: Stop) -> tuple[str, ...]:
     git = f"git -C {folder.source}"
     commands = [
-        f"{git} diff   the conflict",
         f"{git} show {stop.commit[:12]}   the patch as it was",
         f"{git} diff {state.old_base[:12]} {state.new_base[:12]} -- FILE   what upstream changed",
-        f"edit the files in {folder.source}, then {GO_ON}",
     ]
+    if stop.open_files:
+        commands += [f"{git} diff   the conflict", f"edit the files in {folder.source}, then {GO_ON}"]
     return (*commands, f"{SKIP}   leaves it out", ABORT)

@@ -148,6 +148,15 @@ def test_a_rebase_says_where_it_stands(repository: Path) -> None:
     assert "--skip" not in told
 
 
+def test_a_rebase_that_waits_at_a_landed_patch_says_so(repository: Path) -> None:
+    with pytest.raises(ActionNeeded, match="landed-identical"):
+        start(repository, rebasing.EDIT[1])
+    told = "\n".join(rebase_status.standing(resume(repository).folder).lines)
+    assert "landed-identical: the whole patch reverse-applies to 9.9.9" in told
+    assert "--skip --reason" in told
+    assert "--continue" not in told, "there is nothing to resolve"
+
+
 def test_the_command_alone_says_where_it_stands(
     repository: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
