@@ -305,6 +305,13 @@ def test_the_commands_tell_where_an_edit_stands(
     assert "is as it was. What was changed is kept: git -C" in dropped.out
 
 
+def test_what_is_to_be_typed_names_another_upstream() -> None:
+    words = edit_state.Words(Path("build/source-flash-attn-4"))
+    assert words.skip == "nox -s refresh -- --upstream flash-attn-4 --skip"
+    assert words.abort == "nox -s edit -- --upstream flash-attn-4 --abort"
+    assert edit_state.Words(Path("build/source")).refresh == "nox -s refresh"
+
+
 def test_an_edit_is_not_begun_in_a_rebase(
     root: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
