@@ -50,13 +50,22 @@ def architecture() -> str:
     return os.environ["FLASH_ATTENTION_ARCH"]
 
 
+def _multiprocessors(*_: Any) -> int:
+    return int(os.environ["FLASH_ATTENTION_NUM_SMS"])
+
+
 def compiling() -> AbstractContextManager[Any]:
     """Where there is no GPU, tensors have shapes and no values in it, and calls compile their kernels and stop."""
     if GPU:
         return nullcontext()
+    from cutlass.utils.hardware_info import HardwareInfo
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     torch.cuda.current_device = lambda: 0  # DLPack asks, and CUDA does not start here
+    # What schedules of SM 10.0 ask the driver for.
+    HardwareInfo.__init__ = lambda *_, **__: None
+    HardwareInfo.get_device_multiprocessor_count = _multiprocessors
+    HardwareInfo.get_max_active_clusters = lambda _, cluster_size, **__: _multiprocessors() // cluster_size
     return FakeTensorMode()
 
 
