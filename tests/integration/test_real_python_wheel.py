@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -94,3 +95,30 @@ def test_a_build_from_nothing_gives_the_same_bytes() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "byte for byte the same" in done.stdout
+
+
+# One kernel of each kind; a compile of all takes some minutes: nox -s verify.
+SOME = (
+    "test_mode",
+    "test_wheel",
+    "test_cache",
+    "(test_kernels_of_forward and d64-bf16-causal-sink)",
+    "(test_kernels_of_backward and d128-bf16-h8k2-causal)",
+    "(test_kernels_of_chunks and d128-bf16-window300.50)",
+)
+
+
+def test_the_static_half_of_its_suite_passes(wheel: Path, all_cases: bool) -> None:
+    """Kernels compile without a GPU, in the environment that nox -s verify makes."""
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine has a GPU: nox -s verify proves wheels here")
+    chosen = " or ".join((*SOME, *(["other_architectures"] if all_cases else [])))
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts", "verify", str(wheel), "--pytest=-k", f"--pytest={chosen}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout + done.stderr
