@@ -120,12 +120,16 @@ def sub_parser(commands: Any, name: str, more: str = "") -> argparse.ArgumentPar
     return parser
 
 
+FIRST = "the first of wheel_matrix.toml"
+
+
 def series_parser(
-    commands: Any, name: str, more: str = "", *, needs_source: bool = True
+    commands: Any, name: str, more: str = "", *, needs_source: bool = True, otherwise: str = FIRST
 ) -> argparse.ArgumentParser:
     """The parser of a command that keeps the series.
 
-    It has ``--json``, and ``--source`` if the command needs upstream.
+    It has ``--json``, and ``--source`` if the command needs upstream. ``otherwise``: whose series it takes where
+    none is named.
     """
     parser = sub_parser(commands, name, more)
     parser.set_defaults(interrupted="interrupted; nothing was changed.")
@@ -134,13 +138,13 @@ def series_parser(
         action="store_true",
         help="print one JSON document on stdout; what is read by people goes to stderr",
     )
-    add_upstream(parser)
+    add_upstream(parser, otherwise)
     if needs_source:
         add_source(parser)
     return parser
 
 
-def add_upstream(parser: argparse.ArgumentParser, otherwise: str = "the first of wheel_matrix.toml") -> None:
+def add_upstream(parser: argparse.ArgumentParser, otherwise: str = FIRST) -> None:
     """``--upstream``, of every command that works on one of them."""
     parser.add_argument(
         "--upstream", action=Once, metavar="NAME", help=f"which upstream's series (default: {otherwise})"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.series_parser(commands, "changes", needs_source=False)
+    parser = arguments.series_parser(commands, "changes", needs_source=False, otherwise="every one")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when CHANGES.md is stale")
     parser.set_defaults(run=_run)
 

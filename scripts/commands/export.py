@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
-    parser = arguments.series_parser(commands, "export", needs_source=False)
+    parser = arguments.series_parser(
+        commands, "export", needs_source=False, otherwise="the first; with --check every one"
+    )
     parser.add_argument(
         "--check",
         action="store_true",

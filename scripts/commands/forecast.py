@@ -28,7 +28,9 @@ def add(commands: Any) -> None:
         f"Changes nothing. Outcomes: {listed}. It also tells what upstream added, dropped and changed "
         "where no merge would show it: kernel files, setup.py, parameters, functions that patches rely on."
     )
-    parser = arguments.series_parser(commands, "forecast", outcomes)
+    parser = arguments.series_parser(
+        commands, "forecast", outcomes, otherwise="every one; with VERSION the first"
+    )
     parser.add_argument(
         "versions",
         metavar="VERSION",

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
     parser = arguments.series_parser(
-        commands, "guards", "A guard must fail on the tree without its patch, and pass with it."
+        commands,
+        "guards",
+        "A guard must fail on the tree without its patch, and pass with it.",
+        otherwise="every one; with PATCH the first",
     )
     parser.add_argument("patch", metavar="PATCH", nargs="?", help="run the guards of this patch alone")
     parser.set_defaults(run=_run)

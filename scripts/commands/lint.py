@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
         "lint",
         "Headers, trailers, the series file, paths and whitespace.",
         needs_source=False,
+        otherwise="every one",
     )
     parser.add_argument(
         "patches", metavar="FOLDER", nargs="?", type=Path, help="default: the series of every upstream"
