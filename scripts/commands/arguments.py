@@ -128,8 +128,8 @@ def series_parser(
 ) -> argparse.ArgumentParser:
     """The parser of a command that keeps the series.
 
-    It has ``--json``, and ``--source`` if the command needs upstream. ``otherwise`` says whose series it takes
-    where none is named.
+    It has ``--json``, and ``--source`` if the command needs upstream. ``otherwise`` says whose
+    series it takes where none is named.
     """
     parser = sub_parser(commands, name, more)
     parser.set_defaults(interrupted="interrupted; nothing was changed.")
