@@ -97,7 +97,7 @@ def test_a_build_from_nothing_gives_the_same_bytes() -> None:
     assert "byte for byte the same" in done.stdout
 
 
-# One kernel of each kind; with --all-cases all of them, which takes some minutes.
+# One kernel of each kind: a compile of all takes a quarter of an hour (nox -s verify).
 SOME = (
     "test_mode",
     "test_wheel",
@@ -112,14 +112,14 @@ def test_the_static_half_of_its_suite_passes(wheel: Path, all_cases: bool) -> No
     """Kernels compile without a GPU, in the environment that nox -s verify makes."""
     if shutil.which("nvidia-smi"):
         pytest.skip("this machine has a GPU: nox -s verify proves wheels here")
-    chosen = [] if all_cases else ["--pytest=-k", f"--pytest={' or '.join(SOME)}"]
+    chosen = " or ".join((*SOME, *(["other_architectures"] if all_cases else [])))
     done = subprocess.run(
-        [sys.executable, "-m", "scripts", "verify", str(wheel), *chosen],
+        [sys.executable, "-m", "scripts", "verify", str(wheel), "--pytest=-k", f"--pytest={chosen}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == (3 if all_cases else 0), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert " failed" not in done.stdout + done.stderr
     assert "passed" in done.stdout + done.stderr
