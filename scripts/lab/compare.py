@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scripts.series.tree import Tree
 
 KERNELS = "hdim64,fp16,causal"  # a file of each pass
-_FREE_OF_TORCH = "0002"  # the patch from which on kernel files compile without torch
+_FREE_OF_TORCH = "Keep-torch-out-of-the-kernels.patch"  # kernel files compile without it from here on
 # The flags of upstream's kernel templates, in their order.
 _FLAGS = {
     "flash_fwd_kernel": ("dropout", "causal", "local", "alibi", "even_MN", "even_K", "softcap", "softmax"),
@@ -153,7 +153,7 @@ def differences(loaded: matrix.Matrix, first: int, last: int, request: Request) 
             _, applied = clone.apply(loaded, request.source, Path(folder) / str(count), count=count)
             if not (applied.root / "csrc/flash_attn/src/fork_runtime.h").exists():
                 raise UsageError(
-                    f"kernel files include torch before {_FREE_OF_TORCH}; compare patches that come after it."
+                    f"kernel files include torch until {_FREE_OF_TORCH}; compare patches that come after it."
                 )
             trees.append((applied, request.kernels))
         before, after = compiled(trees, request.architecture, request.jobs)
