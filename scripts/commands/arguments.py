@@ -59,6 +59,13 @@ def pythons(text: str) -> tuple[str, ...]:
     return words
 
 
+def python(text: str) -> str:
+    """The Python that an option names."""
+    if text not in matrix_tables.PYTHONS:
+        raise argparse.ArgumentTypeError(f"{text!r}: choose from {', '.join(matrix_tables.PYTHONS)}")
+    return text
+
+
 def architectures(text: str) -> tuple[str, ...]:
     """The compute capabilities that an option names, in order."""
     words = [word.strip() for word in text.split(",")]

@@ -48,7 +48,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--target", metavar="NAME", help="the target (default: the one marked in wheel_matrix.toml)"
     )
-    parser.add_argument("--python", metavar="X.Y", help="the Python (default: the one running this)")
+    parser.add_argument(
+        "--python", metavar="X.Y", type=arguments.python, help="the Python (default: the one running this)"
+    )
     arguments.add_jobs(parser)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments.add_source(parser)
@@ -89,7 +91,7 @@ def _target(loaded: matrix.Matrix, options: argparse.Namespace) -> matrix.Target
 
 def _job(target: matrix.Target, options: argparse.Namespace, default: str) -> choice.Job:
     kernels = options.kernels or kernel_set.parse_kernels(default)
-    return choice.Job(target, toolchain.check_python(target, options.python), kernels, target.architectures)
+    return choice.Job(target, kernels, target.architectures)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -151,7 +153,8 @@ def _build(options: argparse.Namespace) -> None:
             f"it has {', '.join(build_cost.ARCHITECTURES)}."
         )
     job = _job(target, options, build_cost.KERNELS)
-    tools = toolchain.assemble(target, job.python, layout.BUILD, cache=False)
+    python = options.python or toolchain.running_python()
+    tools = toolchain.assemble(target, python, layout.BUILD, cache=False)
     folder = build_cost.folder_of(loaded, job, tools)
     ours, theirs = build_cost.compare(
         loaded, job, tools, build.BuildOptions(options.source, options.jobs), folder
@@ -160,7 +163,7 @@ def _build(options: argparse.Namespace) -> None:
     if options.json:
         facts: dict[str, Any] = {
             "target": target.name,
-            "python": job.python,
+            "python": python,
             "kernels": [k.name for k in job.kernels],
         }
         console.result(

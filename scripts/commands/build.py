@@ -50,18 +50,11 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--target",
         action=arguments.Once,
         metavar="NAME",
-        help="the target to build, or a glob such as 'cu130-*' (default: "
+        help="the target to build, or a glob such as 'cu12*' (default: "
         "the one marked in wheel_matrix.toml)",
     )
     which.add_argument("--all", action="store_true", help="build every target")
     which.add_argument("--list", action="store_true", help="list the targets and stop")
-    parser.add_argument(
-        "--python",
-        action=arguments.Once,
-        metavar="X.Y,…",
-        type=arguments.pythons,
-        help="the Pythons to build for, or 'all' of a target's (default: the one running this)",
-    )
     parser.add_argument(
         "--kernels",
         action=arguments.Once,
@@ -87,9 +80,16 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
         help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)",
     )
     parser.add_argument(
+        "--python",
+        action=arguments.Once,
+        metavar="X.Y",
+        type=arguments.python,
+        help="with --stock: the Python that it is for (default: the one running this)",
+    )
+    parser.add_argument(
         "--kernels-only",
         action="store_true",
-        help="compile the kernel files and stop; wheels of any torch and Python take them from there",
+        help="compile the kernel files and stop; a wheel takes them from there",
     )
     parser.add_argument(
         "--containers",
@@ -127,7 +127,7 @@ def _run(options: argparse.Namespace) -> None:
         return
     jobs = choice.chosen(
         loaded,
-        Choice(options.target, options.all, options.python or (), options.kernels or (), options.arch or ()),
+        Choice(options.target, options.all, options.kernels or (), options.arch or ()),
     )
     _check(loaded, jobs, options)
     if options.dry_run or len(jobs) > 1:
@@ -148,11 +148,9 @@ def _chosen(options: argparse.Namespace) -> matrix.Matrix:
 def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
     """Build what was chosen, and exit with the status of the first failure."""
     free = shutil.disk_usage(layout.ROOT).free
-    if free < 8e9:
-        console.warn(
-            f"{free / 1e9:.0f} GB are free here; a first build takes about 8 GB, most of it for torch."
-        )
-    how = BuildOptions(options.source, options.jobs, options.stock)
+    if free < 4e9:
+        console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 3 GB.")
+    how = BuildOptions(options.source, options.jobs, options.stock, options.python)
     place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
     if options.kernels_only:
         for job in {(j.target.cuda, j.target.toolkit, j.kernels, j.architectures): j for j in jobs}.values():
@@ -178,7 +176,7 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
     ):
         raise UpstreamError(f"--source git: {unusable}.")
     if options.stock and len(jobs) > 1:
-        raise UsageError("--stock makes one file whatever the target; choose one target and one Python.")
+        raise UsageError("--stock makes one file whatever the target; choose one target.")
     if options.containers and (
         options.stock
         or options.check_reproducible
@@ -189,6 +187,8 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
             "--containers makes wheels from the sdist; leave out --stock, --check-reproducible, "
             "--kernels-only and --source git."
         )
+    if options.python and not options.stock:
+        raise UsageError("--python is for --stock: a wheel serves every Python.")
     if options.image and not options.containers:
         raise UsageError("--image is for --containers.")
     if options.kernels_only and (options.stock or options.check_reproducible):
@@ -198,11 +198,10 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
 def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
     """Say what builds will take, before the first, in containers (``inside``) or here.
 
-    Kernels serve every Python and torch of one toolkit.
+    Kernels serve every target of one toolkit.
     """
     table = Table(
         "target",
-        "Python",
         "makes",
         "kernel files",
         "there by then",
@@ -222,7 +221,6 @@ def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) 
         seconds = sum(kernels.seconds_expected(k, job.architectures, loaded.shared_ptx) for k in fresh)
         table.add_row(
             job.target.name,
-            job.python,
             kernels.STOCK.extension if stock else f"flash_attn {loaded.version(job.target)}",
             str(len(job.kernels)),
             str(len(job.kernels) - len(fresh)),
@@ -248,19 +246,16 @@ def _list_kernels(chosen: set[Kernel]) -> None:
 
 
 def _summary(jobs: list[Job], results: list[Built | BuildError]) -> None:
-    table = Table("target", "Python", "wheel", "MB", "sha256", "seconds", "compiled, of which cached")
+    table = Table("target", "wheel", "MB", "sha256", "seconds", "compiled, of which cached")
     for job, result in zip(jobs, results, strict=True):
         if isinstance(result, BuildError):
-            table.add_row(
-                job.target.name, job.python, "failed: " + str(result).splitlines()[0], "", "", "", ""
-            )
+            table.add_row(job.target.name, "failed: " + str(result).splitlines()[0], "", "", "", "")
             continue
         done = result.compiled
         lookups = done.cache_hits + done.cache_misses
         cached = f"{done.built}, {100 * done.cache_hits // lookups} %" if lookups else str(done.built)
         table.add_row(
             job.target.name,
-            job.python,
             result.path.name,
             f"{result.size / 1e6:.1f}",
             result.sha256[:16] + "…",

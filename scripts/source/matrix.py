@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the matrix: what a wheel is built for, but for the Python that builds it."""
+    """One row of the matrix: what a wheel is built for."""
 
     name: str
     default: bool
     cuda: str
-    torch: str
-    pythons: tuple[str, ...]
+    torch: str  # a range of releases
+    reference_torch: str
     architectures: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     toolkit: str | None  # None: no index has its compiler
@@ -51,8 +51,8 @@ class Target:
 
     @property
     def label(self) -> str:
-        """The local version's part that names CUDA and torch, such as ``cu130.torch2.11``."""
-        return f"cu{self.cuda.replace('.', '')}.torch{'.'.join(self.torch.split('.')[:2])}"
+        """The local version's part that names CUDA's major release, such as ``cu13``."""
+        return f"cu{self.cuda.partition('.')[0]}"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Matrix:
         )
 
     def version(self, target: Target | None = None) -> str:
-        """The wheel's version, such as ``2.8.3.post1+det.1.cu130.torch2.11``, or ``4.0.0b36+det.1``."""
+        """The wheel's version, such as ``2.8.3.post1+det.2.cu13``, or ``4.0.0b36+det.1``."""
         # A version has one local part: a commit's goes after the series' own revision.
         public, _, commit = self.upstream.version.partition("+")
         parts = [public, f"+det.{self.table.revision}", f".{commit}" if commit else ""]
@@ -223,7 +223,7 @@ def _target(name: str, table: TargetTable, parsed: MatrixFile) -> Target:
         table.default,
         table.cuda,
         table.torch,
-        tuple(table.python),
+        table.reference_torch,
         tuple(table.arch),
         parse_kernels(table.kernels),
         table.toolkit,

@@ -34,6 +34,7 @@ class BuildOptions:
     source: upstream.Source
     jobs: int | None = None  # compilers at once; None: by cores and memory
     stock: bool = False  # upstream's kernels as a bare extension, in the place of a wheel
+    python: str | None = None  # that stock's extension is for; None: the one running
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Place:
     cache: bool
 
 
-def _toolchain(job: Job, python: str | None, *, cache: bool) -> toolchain.Toolchain:
+def _toolchain(job: Job, *, cache: bool, python: str | None = None) -> toolchain.Toolchain:
     tools = toolchain.assemble(job.target, python, layout.BUILD, cache=cache)
     console.note(f"nvcc {tools.toolkit.version}: {tools.toolkit.why}")
     console.note(f"C++ compiler {tools.cxx}: {tools.cxx_version}")
@@ -73,13 +74,13 @@ def _compile(plan: kernels.Plan, units: list[kernels.Unit], jobs: int | None) ->
 
 
 def kernels_only(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Place) -> None:
-    """Compile the kernel files, which need neither torch nor Python; builds of wheels find them."""
+    """Compile the kernel files; builds of wheels find them."""
     _, applied = clone.apply(loaded, options.source)
     kernel_set.require_known(applied.root)
     console.step(f"Toolchain for the kernels of {job.target.name}")
     plan = kernels.Plan(
         applied,
-        _toolchain(job, None, cache=place.cache),
+        _toolchain(job, cache=place.cache),
         job.kernels,
         job.architectures,
         place.build,
@@ -99,24 +100,25 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
     else:
         patches, applied = clone.apply(loaded, options.source, build / "source")
     kernel_set.require_known(applied.root)
-    console.step(f"Toolchain for {job.target.name}, Python {job.python}")
-    tools = _toolchain(job, job.python, cache=place.cache)
-    console.note(f"torch {tools.environment.torch}")
+    python = (options.python or toolchain.running_python()) if options.stock else None
+    console.step(f"Toolchain for {job.target.name}" + (f", Python {python}" if python else ""))
+    tools = _toolchain(job, cache=place.cache, python=python)
     flavour = kernels.STOCK if options.stock else kernels.FORK
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, build, flavour, loaded.shared_ptx)
     console.step(
         f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; "
         "and the binding"
     )
-    binding = kernels.binding_unit(plan)
-    compiled = _compile(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
+    binding = kernels.binding_units(plan)
+    compiled = _compile(plan, [*binding, *kernels.kernel_units(plan)], options.jobs)
+    linker = linking.link_options(tools, stock=options.stock)
     extension = (
-        binding.target.parent
-        / f"{flavour.extension}-{kernels.extension_key(compiled.objects, linking.link_options(tools))}.so"
+        binding[0].target.parent
+        / f"{flavour.extension}-{kernels.extension_key(compiled.objects, linker)}.so"
     )
     if not extension.exists():
         console.step("Linking")
-        linking.link(tools, compiled.objects, extension, build / "logs" / "link.log")
+        linking.link(tools, compiled.objects, extension, build / "logs" / "link.log", stock=options.stock)
     if options.stock:
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{flavour.extension}.cpython-{tools.environment.tag[2:]}-x86_64-linux-gnu.so"
@@ -237,7 +239,7 @@ def build_all(
         try:
             results.append(build(job))
         except BuildError as e:
-            console.error(f"{job.target.name}, Python {job.python}: {e}")
+            console.error(f"{job.target.name}: {e}")
             results.append(e)
     return results
 
@@ -245,16 +247,10 @@ def build_all(
 def in_containers(
     loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, asked_image: str | None
 ) -> list[BuildError]:
-    """One container a target: its kernels once, then a wheel for each Python. Returns what failed.
-
-    A failure stops no other.
-    """
-    by_target: dict[str, list[Job]] = {}
-    for job in jobs:
-        by_target.setdefault(job.target.name, []).append(job)
+    """One container a target. Returns what failed; a failure stops no other."""
     failed: list[BuildError] = []
-    for name, group in by_target.items():
-        first = group[0]
+    for first in jobs:
+        name = first.target.name
         words = [
             "--target",
             name,
@@ -276,9 +272,7 @@ def in_containers(
                     f"[images] of {loaded.path.name} has none for CUDA {first.target.cuda}; "
                     "name one with --image."
                 )
-            request = containers.Request(
-                first.target, tuple(job.python for job in group), tuple(words), image
-            )
+            request = containers.Request(first.target, tuple(words), image)
             for path in containers.build(request, layout.ROOT, place.build / "containers", place.out):
                 console.done(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
                 console.note(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")

@@ -153,7 +153,7 @@ def compile_alone(root: Path, path: str) -> Path:
     target = matrix.load(layout.MATRIX).default()
     rule = "nvcc" if path.endswith(".cu") else "cxx"
     tools = toolchain.assemble(
-        target, toolchain.check_python(target, None) if rule == "cxx" else None, layout.BUILD, cache=True
+        target, toolchain.running_python() if rule == "cxx" else None, layout.BUILD, cache=True
     )
     compilation = Compilation(
         Snapshot(root), tools, target.kernels, target.architectures, root.parent / "build"

@@ -27,6 +27,10 @@ NVCC_FLAGS = (
 )
 
 
+CORE_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-fvisibility=hidden")
+
+
+# Of upstream's binding.
 CXX_FLAGS = ("-O3", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
 
 

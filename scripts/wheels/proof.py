@@ -37,7 +37,7 @@ class Provenance(OpenDocument):
     """What ``flash_attn/_fork.json`` holds."""
 
     format: Literal[1]
-    torch: str = ""  # none: of a wheel for every torch
+    torch: str = ""  # that it is tried beside; none where its suite says which
     series: SeriesFacts
 
 

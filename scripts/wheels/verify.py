@@ -21,7 +21,7 @@ from scripts.base.fetch import sha256
 from scripts.base.process import run
 from scripts.wheels import suites, wheel
 from scripts.wheels.proof import Proof, Provenance, read_proof
-from scripts.wheels.toolchain import find_python
+from scripts.wheels.toolchain import find_python, running_python
 from scripts.wheels.torch_environment import torch_for_cuda
 
 if TYPE_CHECKING:
@@ -38,13 +38,12 @@ class Facts:
     """What a wheel says of itself, by its name and its provenance."""
 
     path: Path
-    python: str
     provenance: Provenance
     suite: suites.Suite = suites.SUITES[0]
 
     @property
     def torch(self) -> str:
-        """The version that it was built for, or that it is proved with."""
+        """The version that it is proved beside."""
         return self.provenance.torch or self.suite.torch
 
 
@@ -63,7 +62,7 @@ def facts_of(path: Path) -> Facts:
     provenance = documents.parse(
         Provenance, content, f"{path}: {suite.provenance}", error=WheelError, remedy="build the wheel again"
     )
-    return Facts(path, str(suite.python(path.name)), provenance, suite)
+    return Facts(path, provenance, suite)
 
 
 def wheels_in(dist: Path) -> list[Path]:
@@ -81,7 +80,7 @@ def installed(facts: Facts, root: Path, logs: Path) -> Path:
     python = root / "bin/python"
     log = logs / f"verify-{facts.path.stem}.log"
     run(
-        [find_python(facts.python), "-m", "venv", root],
+        [find_python(None), "-m", "venv", root],
         error=ToolchainError,
         what="could not make a virtual environment",
     )
@@ -138,7 +137,7 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         # A copy: a build may put another wheel in its place meanwhile.
         tried = Path(shutil.copyfile(path, root / path.name))
         facts = facts_of(tried)
-        console.note(f"fresh environment: Python {facts.python}, torch {facts.torch}, the wheel")
+        console.note(f"fresh environment: Python {running_python()}, torch {facts.torch}, the wheel")
         python = installed(facts, root / "venv", build / "logs")
         proof = root / "proof.json"
         status = _run_suite(python, suite, tried, proof, checkout, extra)

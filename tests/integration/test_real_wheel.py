@@ -1,4 +1,4 @@
-"""One real kernel file and the real binding, by real compilers, into a real wheel that pip installs."""
+"""One real kernel file and the real core, by real compilers, into a real wheel that pip installs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from scripts.wheels import linking
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -44,10 +46,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert (
         wheel.name
-        == f"flash_attn-2.8.3.post1+det.1.cu130.torch2.11-1_hdim64_fp16_fwd_causal_sm90-{tag}-{tag}-linux_x86_64.whl"
+        == "flash_attn-2.8.3.post1+det.2.cu13-1_hdim64_fp16_fwd_causal_sm90-py3-none-manylinux_2_28_x86_64.whl"
     )
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -57,6 +58,11 @@ def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
     assert info["architectures"] == ["90"]
     assert "flash_attn/determinism.py" in names
     assert not [n for n in names if n.startswith(("tests", "build", "csrc"))]
+    assert [n for n in names if n.endswith(".so")] == ["flash_attn_2_cuda/core.so"]
+    assert linking.audit(wheel) == (
+        *("ld-linux-x86-64.so.2", "libc.so.6", "libcudart.so.13", "libgcc_s.so.1", "libstdc++.so.6"),
+        "libtvm_ffi.so",
+    )
 
 
 def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> None:

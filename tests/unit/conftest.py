@@ -28,10 +28,12 @@ from scripts.source.upstream import Checkout, Source
 from scripts.wheels import compiling, kernels
 from scripts.wheels.toolchain import Toolchain, Toolkit, _tool
 from scripts.wheels.torch_environment import Environment
+from scripts.wheels.tvm_ffi import TvmFfi
 
 ROOT = layout.ROOT
 PIN = matrix.load(layout.MATRIX).upstream
 KERNELS = kernel_set.parse_kernels("hdim64,fp16")
+CORE = ("binding.cpp", "small.cu")
 HEADER = "csrc/cutlass/include/cutlass/cutlass.h"
 BASE = {
     HEADER: "// cutlass\n",
@@ -227,6 +229,7 @@ def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchai
         _tool("ninja"),
         _tool("sccache") if cache else None,
         env,
+        TvmFfi(tmp_path / "tvm-ffi"),
     )
 
 
@@ -235,6 +238,10 @@ def tree(tmp_path: Path) -> Tree:
         path = tmp_path / "source/csrc/flash_attn/src" / kernel.source
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"// {kernel.name}\n")
+    core = tmp_path / "source" / kernels.CORE
+    core.mkdir(parents=True, exist_ok=True)
+    for name in CORE:
+        (core / name).write_text(f"// {name}\n")
     return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
 
 

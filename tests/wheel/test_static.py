@@ -34,10 +34,10 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_version_names_the_fork_cuda_and_torch() -> None:
+def test_version_names_the_fork_and_cuda_s_major_release() -> None:
     info = fork_info()
     version, _, commit = info["upstream"]["version"].partition("+")  # of a commit that is no release
-    expected = f"{version}+det.{info['fork_revision']}.{f'{commit}.' if commit else ''}cu{info['cuda'].replace('.', '')}.torch{'.'.join(info['torch'].split('.')[:2])}"
+    expected = f"{version}+det.{info['fork_revision']}.{f'{commit}.' if commit else ''}cu{info['cuda'].partition('.')[0]}"
     assert DISTRIBUTION.version == expected
     if commit:  # its files name the release that it came after, or that it leads to
         numbers = [re.match(r"\d+(\.\d+)*", text)[0] for text in (flash_attn.__version__, version)]
@@ -64,14 +64,16 @@ def test_docstrings_tell_of_mask_and_bias_before_what_is_returned() -> None:
         assert starts == sorted(starts), function
 
 
-def test_torch_is_the_one_it_was_built_for() -> None:
-    assert torch.__version__.split("+")[0] == fork_info()["torch"]
-    assert torch.version.cuda == fork_info()["cuda"]
+def test_torch_is_built_for_the_same_major_release_of_cuda() -> None:
+    assert torch.version.cuda.partition(".")[0] == fork_info()["cuda"].partition(".")[0]
 
 
-def test_requirement_on_torch_is_the_minor_release_it_was_built_for() -> None:
-    series = ".".join(fork_info()["torch"].split(".")[:2])
-    assert f"torch=={series}.*" in (DISTRIBUTION.requires or [])
+def test_requirement_on_torch_is_a_range_and_this_torch_is_in_it() -> None:
+    wanted = fork_info()["requires_torch"]
+    assert f"torch{wanted}" in (DISTRIBUTION.requires or [])
+    assert wanted.startswith(">=")
+    here, least = ([int(n) for n in re.findall(r"\d+", text)[:2]] for text in (torch.__version__, wanted))
+    assert here >= least
 
 
 def test_wheel_carries_both_licence_files() -> None:
@@ -98,7 +100,7 @@ def test_masks_and_biases_are_taken_if_the_provenance_says_so() -> None:
 
 
 def test_machine_code_is_for_the_architectures_the_provenance_names() -> None:
-    assert architectures(Path(flash_attn_2_cuda.__file__)) == {
+    assert architectures(Path(flash_attn_2_cuda.__file__).with_name("core.so")) == {
         f"sm_{a}" for a in fork_info()["architectures"]
     }
 
@@ -395,20 +397,33 @@ def test_scope_inside_a_compiled_function() -> None:
         assert function(torch.zeros(1)).flatten().tolist() == [0, 768, 0]
 
 
-@pytest.mark.parametrize(("torch_version", "cuda"), [("1.99.0", None), (None, "99.0"), (None, "None")])
-def test_another_torch_or_cuda_is_refused_by_name_before_a_symbol_is_missed(
-    torch_version: str | None, cuda: str | None
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "torch.version.cuda = '99.0'",
+            [
+                "this flash_attn was built for CUDA {cuda}; ",
+                " is built for CUDA 99.0. ",
+                "ends in cu99, or a torch for CUDA {cuda}.",
+            ],
+        ),
+        (
+            "torch.version.cuda = None",
+            [" is built without CUDA; flash_attn needs one built for CUDA {cuda} "],
+        ),
+        ("sys.modules['tvm_ffi'] = None", ["flash_attn needs the package apache-tvm-ffi"]),
+        ("sys.modules['torch'] = None", ["flash_attn needs torch, built for CUDA"]),
+    ],
+    ids=["another CUDA", "no CUDA", "no apache-tvm-ffi", "no torch"],
+)
+@pytest.mark.parametrize("module", ["flash_attn", "flash_attn_2_cuda"])
+def test_what_does_not_fit_is_refused_by_name_before_a_symbol_is_missed(
+    module: str, code: str, said: list[str]
 ) -> None:
-    code = "import torch\n"
-    code += f"torch.__version__ = {torch_version!r}\n" if torch_version else ""
-    code += f"torch.version.cuda = {None if cuda == 'None' else cuda!r}\n" if cuda else ""
-    code += "import sys\ntry:\n    import flash_attn\nexcept ImportError as error:\n    print(error, 'flash_attn_2_cuda' in sys.modules)\n"
+    code = f"import sys\nimport torch\n{code}\ntry:\n    import {module}\nexcept ImportError as error:\n    print(error)\n"
+    code += "print(any('core.so' in line for line in open('/proc/self/maps')))\n"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    wanted = ".".join(fork_info()["torch"].split(".")[:2])
-    assert (
-        f"built for torch {wanted} with CUDA {fork_info()['cuda'].split('.')[0]}; here is torch "
-        in done.stdout
-    )
-    assert (torch_version or cuda if cuda != "None" else "absent") in done.stdout
-    assert f"Install the wheel for this torch, or torch {wanted}.*." in done.stdout
-    assert done.stdout.rstrip().endswith("False"), "the extension was loaded first"
+    for words in said:
+        assert words.format(cuda=fork_info()["cuda"].partition(".")[0]) in done.stdout
+    assert done.stdout.rstrip().endswith("False"), "the library was loaded first"
