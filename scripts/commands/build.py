@@ -115,6 +115,7 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="build each once more, from nothing and elsewhere, and compare byte for byte",
     )
+    arguments.add_sign(parser, "how each wheel was built")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -152,7 +153,7 @@ def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
         console.warn(
             f"{free / 1e9:.0f} GB are free here; a first build takes about 8 GB, most of it for torch."
         )
-    how = BuildOptions(options.source, options.jobs, options.stock)
+    how = BuildOptions(options.source, options.jobs, options.stock, options.sign)
     place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
     if options.kernels_only:
         for job in {(j.target.cuda, j.target.toolkit, j.kernels, j.architectures): j for j in jobs}.values():
@@ -189,6 +190,8 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
             "--containers makes wheels from the sdist; leave out --stock, --check-reproducible, "
             "--kernels-only and --source git."
         )
+    if options.sign and (options.stock or options.kernels_only):
+        raise UsageError("--sign is for wheels; leave out --stock and --kernels-only.")
     if options.image and not options.containers:
         raise UsageError("--image is for --containers.")
     if options.kernels_only and (options.stock or options.check_reproducible):

@@ -18,7 +18,7 @@ from scripts.base.errors import BuildError, UsageError, WheelError
 from scripts.base.process import last_lines
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import compiling, containers, kernels, linking, metadata, toolchain, wheel
+from scripts.wheels import compiling, containers, kernels, linking, metadata, toolchain, trust, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +34,7 @@ class BuildOptions:
     source: upstream.Source
     jobs: int | None = None  # compilers at once; None: by cores and memory
     stock: bool = False  # upstream's kernels as a bare extension, in the place of a wheel
+    sign: bool = False  # the statement of how each wheel was built
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
         binding.target.parent
         / f"{flavour.extension}-{kernels.extension_key(compiled.objects, linking.link_options(tools))}.so"
     )
-    if not extension.exists():
+    if not linking.is_linked(extension):
         console.step("Linking")
         linking.link(tools, compiled.objects, extension, build / "logs" / "link.log")
     if options.stock:
@@ -124,6 +125,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
         path.with_suffix(".part").replace(path)
     else:
         facts = metadata.provenance(loaded, job.target, patches, plan)
+        facts["static_libraries"] = linking.static_libraries(extension)
         path = wheel.pack(loaded, job.target, plan, extension, facts, out)
     content = path.read_bytes()
     built = Built(
@@ -228,6 +230,8 @@ def build_all(
         built = build_one(loaded, job, options, place)
         if check_reproducible:
             _rebuild(loaded, job, options, built)
+        if options.sign:
+            trust.attest_build(built.path, sign=True)
         return built
 
     if len(jobs) == 1:
@@ -280,6 +284,7 @@ def in_containers(
                 first.target, tuple(job.python for job in group), tuple(words), image
             )
             for path in containers.build(request, layout.ROOT, place.build / "containers", place.out):
+                trust.attest_build(path, sign=options.sign)  # repaired: inside, it had other bytes
                 console.done(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
                 console.note(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
         except BuildError as e:

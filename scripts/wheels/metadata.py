@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import files
 from scripts.base.errors import WheelError
 from scripts.base.process import run
+from scripts.wheels.flags import CXX_FLAGS
 from scripts.wheels.kernels import nvcc_flags
 
 if TYPE_CHECKING:
@@ -132,7 +133,15 @@ def series_facts(series: Series, tree: Tree) -> dict[str, Any]:
         "digest": tree.digest,
         "base": tree.base,
         "commit": tree.commit,
-        "patches": [{"name": p.name, "subject": p.subject, "sha256": p.sha256} for p in series.patches],
+        "patches": [
+            {
+                "name": p.name,
+                "subject": p.subject,
+                "sha256": p.sha256,
+                "upstream_status": p.upstream_status,
+            }
+            for p in series.patches
+        ],
     }
 
 
@@ -156,4 +165,5 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
         "cuda": target.cuda,
         "torch": target.torch,
         "nvcc": {"version": plan.toolchain.toolkit.version, "flags": nvcc_flags(plan)},
+        "cxx": {"version": plan.toolchain.cxx_version, "flags": list(CXX_FLAGS)},
     }

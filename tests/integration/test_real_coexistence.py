@@ -42,9 +42,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     checkout = upstream.find(
         MATRIX.upstream, ROOT / "build/no-submodule", cache("sdist"), upstream.Source.SDIST
     )
-    applied = tree.apply(
-        model.read(ROOT / "patches/flash-attn"), MATRIX.upstream, checkout, folder / "source"
-    )
+    series = model.read(ROOT / "patches/flash-attn")
+    applied = tree.apply(series, MATRIX.upstream, checkout, folder / "source")
     stand_in = folder / "python/torch/utils"
     stand_in.mkdir(parents=True)
     (stand_in.parent / "__init__.py").write_text(TORCH)
@@ -60,7 +59,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     plan = kernels.Plan(applied, tools, kernel_set.ALL_KERNELS[:1], ("90",), folder / "build")
     (folder / "extension.so").write_bytes(b"none")
     target = MATRIX.named("cu130-torch2.11")
-    packed = wheel.pack(MATRIX, target, plan, folder / "extension.so", {}, folder / "dist")
+    facts = metadata.provenance(MATRIX, target, series, plan)
+    packed = wheel.pack(MATRIX, target, plan, folder / "extension.so", facts, folder / "dist")
     assert metadata.upstream_files(applied, tools, folder / "build")
     four = folder / "dist/flash_attn_4-4.0-py3-none-any.whl"
     with WheelFile(four, "w") as archive:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.base import sealed
+
 SUITE = Path(__file__).resolve().parents[1] / "wheel"
 OWN = {p.stem for p in SUITE.glob("*.py")}
 ALLOWED = {"flash_attn", "flash_attn_2_cuda", "pytest", "torch"}
@@ -135,6 +137,8 @@ def test_processes_of_xdist_leave_the_proof_of_one(suite: Path) -> None:
         status, proof, out = run(suite, CONTROL.format(True, False, False), True, *options)
         assert status == 0
         assert "negative controls: 1 of 1 differ" in out
+        assert sealed.flaw((suite / "proof.json").read_bytes()) == ""
+        proof.pop("digest")
         for case in proof["cases"].values():  # type: ignore[attr-defined]
             case.pop("seconds")
         proofs.append({**proof, "controls": sorted(map(str, proof["controls"]))})  # type: ignore[call-overload]
