@@ -172,6 +172,7 @@ def test_cases_that_somebody_chose_verify_no_wheel_and_leave_no_proof(
     verify.verify(wheel, checkout, suite, tmp_path / "build", extra)
     assert ("which proves no wheel" in capsys.readouterr().out) == bool(extra)
     assert wheel.with_suffix(".proof.json").exists() == (not extra)
+    assert wheel.with_suffix(".proof.statement.json").exists() == (not extra)
 
 
 def test_a_damaged_proof_is_refused_by_file_and_key(tmp_path: Path) -> None:
