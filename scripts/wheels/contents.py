@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from email.message import Message
     from pathlib import Path
 
-_REMEDY = "build the wheel again"
+_REMEDY = "fetch or build the wheel again"
 _ELF = b"\x7fELF"
 _SIGNATURES = (".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")  # which RECORD does not list
 

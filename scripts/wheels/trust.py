@@ -38,9 +38,9 @@ def whole(path: Path) -> Contents:
     wheel = contents.read(path)
     name = sbom.name_in(wheel)
     if name not in wheel.sboms:
-        raise WheelError(f"{path}: {name} is missing; build the wheel again.")
+        raise WheelError(f"{path}: {name} is missing; fetch or build the wheel again.")
     if flaw := sbom.flaw(wheel.sboms[name], wheel.facts):
-        raise WheelError(f"{path}: {name} {flaw}; build the wheel again.")
+        raise WheelError(f"{path}: {name} {flaw}; fetch or build the wheel again.")
     return wheel
 
 
