@@ -183,27 +183,28 @@ def again_same(path: Path, build: Callable[[Path], Path]) -> None:
 
 
 def _difference(ours: Path, theirs: Path) -> str:
-    """What differs between two wheels: diffoscope's account where it is installed, else names of files."""
-    program = shutil.which("diffoscope")
-    if program:
-        shown = subprocess.run(
-            [program, "--text=-", str(ours), str(theirs)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        return last_lines(shown.stdout or shown.stderr, 100)
+    """Which files differ between two wheels; where it is installed, diffoscope's account of how."""
+    names, program = _differing(ours, theirs), shutil.which("diffoscope")
+    what = "    " + (", ".join(names) or "the archive itself, not what is in it")
+    if not program:
+        return f"{what} (pip install diffoscope shows more)"
+    # The archive's own tables differ wherever a file does: hundreds of lines.
+    quiet = ["--exclude-command=^zipdetails"] if names else []
+    command = [program, "--text=-", *quiet, str(ours), str(theirs)]
+    shown = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return f"{what}\n{last_lines(shown.stdout or shown.stderr, 100)}"
+
+
+def _differing(ours: Path, theirs: Path) -> list[str]:
+    """The files of two wheels that are not in both, or differ."""
     if not zipfile.is_zipfile(ours):
-        return "    the extension differs (pip install diffoscope shows where)"
+        return ["the extension"]
     with zipfile.ZipFile(ours) as a, zipfile.ZipFile(theirs) as b:
-        names = [
+        return [
             n
             for n in sorted({*a.namelist(), *b.namelist()})
             if n not in a.namelist() or n not in b.namelist() or a.read(n) != b.read(n)
         ]
-    what = ", ".join(names) or "the archive itself, not what is in it"
-    return f"    {what} (pip install diffoscope shows more)"
 
 
 def made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
