@@ -15,7 +15,7 @@ SEAL = "digest"
 
 def digest(document: dict[str, Any]) -> str:
     """The sha256 of a document without its seal, whatever the order of its keys."""
-    rest = {key: value for key, value in document.items() if key != SEAL}
+    rest = json.loads(json.dumps({key: value for key, value in document.items() if key != SEAL}))
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -24,6 +24,8 @@ def seal(document: dict[str, Any]) -> dict[str, Any]:
 
     >>> seal({"format": 1}) == seal(seal({"format": 1}))
     True
+    >>> flaw(render(seal({"sizes": {10: 1, 9: 1}})))
+    ''
     """
     rest = {key: value for key, value in document.items() if key != SEAL}
     return {**rest, SEAL: digest(rest)}

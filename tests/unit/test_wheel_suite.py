@@ -130,7 +130,7 @@ PARALLEL = ["-p", "xdist", "-n", "2", "--dist", "loadfile"]
 
 def test_processes_of_xdist_leave_the_proof_of_one(suite: Path) -> None:
     """Cases, controls and what a case adds to the proof, whichever process they ran in."""
-    other = "import pytest\ndef test_c(entry): entry['upstream'] = {'passed': 3}\ndef test_d(): pytest.skip('no kernel')\n"
+    other = "import pytest\ndef test_c(entry): entry.update(upstream={'passed': 3}, sizes={10: 1, 9: 1})\ndef test_d(): pytest.skip('no kernel')\n"
     (suite / "test_other.py").write_text(other)
     proofs = []
     for options in ([], PARALLEL):
