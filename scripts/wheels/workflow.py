@@ -57,7 +57,9 @@ ${{{{ hashFiles('patches/**', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
       - uses: actions/upload-artifact@v4
         with:
           name: ${{{{ matrix.target }}}}
-          path: wheels/*.whl
+          path: |
+            wheels/*.whl
+            wheels/*.provenance.json
           if-no-files-found: error
 """
 
@@ -81,7 +83,9 @@ _PYTHON = """\
       - uses: actions/upload-artifact@v4
         with:
           name: ${{{{ matrix.upstream }}}}
-          path: wheels/*.whl
+          path: |
+            wheels/*.whl
+            wheels/*.provenance.json
           if-no-files-found: error
 """
 
