@@ -158,6 +158,16 @@ def add_upstream(parser: argparse.ArgumentParser, otherwise: str = FIRST) -> Non
     )
 
 
+def add_sign(parser: argparse.ArgumentParser, what: str) -> None:
+    """``--sign``, of the commands that write statements."""
+    parser.add_argument(
+        "--sign",
+        action="store_true",
+        help=f"sign the statement of {what} with sigstore, by your identity or that of CI, which a public "
+        "log keeps; needs a network",
+    )
+
+
 def every_chosen(options: argparse.Namespace) -> tuple[Matrix, ...]:
     """The matrix as each upstream sees it, or the one that ``--upstream`` names."""
     loaded = matrix.load(layout.MATRIX)

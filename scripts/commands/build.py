@@ -50,8 +50,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--target",
         action=arguments.Once,
         metavar="NAME",
-        help="the target to build, or a glob such as 'cu12*' (default: "
-        "the one marked in wheel_matrix.toml)",
+        help="the target to build, or a glob such as 'cu12*' (default: the one marked in wheel_matrix.toml)",
     )
     which.add_argument("--all", action="store_true", help="build every target")
     which.add_argument("--list", action="store_true", help="list the targets and stop")
@@ -115,6 +114,7 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="build each once more, from nothing and elsewhere, and compare byte for byte",
     )
+    arguments.add_sign(parser, "how each wheel was built")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -150,7 +150,7 @@ def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
     free = shutil.disk_usage(layout.ROOT).free
     if free < 4e9:
         console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 3 GB.")
-    how = BuildOptions(options.source, options.jobs, options.stock, options.python)
+    how = BuildOptions(options.source, options.jobs, options.stock, options.python, options.sign)
     place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
     if options.kernels_only:
         for job in {(j.target.cuda, j.target.toolkit, j.kernels, j.architectures): j for j in jobs}.values():
@@ -189,6 +189,8 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
         )
     if options.python and not options.stock:
         raise UsageError("--python is for --stock: a wheel serves every Python.")
+    if options.sign and (options.stock or options.kernels_only):
+        raise UsageError("--sign is for wheels; leave out --stock and --kernels-only.")
     if options.image and not options.containers:
         raise UsageError("--image is for --containers.")
     if options.kernels_only and (options.stock or options.check_reproducible):

@@ -9,7 +9,7 @@ from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified, UsageError
 from scripts.commands import arguments
 from scripts.source import upstream
-from scripts.wheels import origin, verify
+from scripts.wheels import companions, origin, trust, verify
 
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +37,12 @@ def add(commands: Any) -> None:
         type=Path,
         help="write upstream's own tests there, for a GPU host without a network, and stop",
     )
+    parser.add_argument(
+        "--attest",
+        action="store_true",
+        help="prove nothing: write the statement of the proof beside each wheel, which another host made",
+    )
+    arguments.add_sign(parser, "each proof")
     arguments.add_upstream(parser)
     parser.set_defaults(run=_run, interrupted="interrupted; no proof was written.")
 
@@ -54,14 +60,22 @@ def _run(options: argparse.Namespace) -> None:
         )
         console.done(f"{options.write_upstream_tests} written.")
         return
+    if options.pytest and (options.sign or options.attest):
+        raise UsageError("--sign and --attest are for proofs, and --pytest keeps none; leave it out.")
     waiting: BuildError | None = None
     for path in options.wheels or verify.wheels_in(layout.DIST):
         try:
+            if options.attest:
+                trust.attest_proof(path, sign=options.sign)
+                console.done(f"{companions.proof_statement(path)} written.")
+                continue
             facts = verify.facts_of(path)
             built_from = origin.check_series(facts, layout.ROOT, layout.cache("sdist"))
             console.note(f"{path.name}: its series is that of {built_from.where}")
             suite = layout.ROOT / "tests" / facts.suite.folder
             verify.verify(path, built_from.checkout, suite, layout.BUILD, options.pytest)
+            if options.sign:
+                trust.attest_proof(path, sign=True)
         except BuildError as e:
             console.error(str(e))
             # A failure outweighs a wheel that could not be proved.

@@ -30,7 +30,7 @@ from scripts.lab import metering
 from scripts.lab.build_figures import Ours, Side, Spent
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import build, choice, compiling, kernels, linking, toolchain, torch_environment
+from scripts.wheels import build, choice, compiling, flags, kernels, linking, toolchain, torch_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -108,7 +108,7 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
         done = subprocess.run(
             command,
             cwd=source,
-            env={**kernels.environment(), **settings},
+            env={**flags.environment(), **settings},
             capture_output=True,
             text=True,
             errors="replace",

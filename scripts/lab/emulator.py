@@ -130,7 +130,9 @@ def package(
     env = tools.environment
     plan = kernels.Plan(applied, tools, chosen, (arch,), layout.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
-    compiled = compiling.compile_units(plan, [*kernels.binding_units(plan), *kernels.kernel_units(plan)], jobs)
+    compiled = compiling.compile_units(
+        plan, [*kernels.binding_units(plan), *kernels.kernel_units(plan)], jobs
+    )
     folder = layout.BUILD / "emulator"
     objects = [*compiled.objects, *interpreter(tools, folder)]
     name = hashlib.sha256(repr([str(path) for path in objects] + [applied.commit]).encode()).hexdigest()[:16]

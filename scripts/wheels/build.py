@@ -18,7 +18,7 @@ from scripts.base.errors import BuildError, UsageError, WheelError
 from scripts.base.process import last_lines
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import compiling, containers, kernels, linking, metadata, toolchain, wheel
+from scripts.wheels import compiling, containers, kernels, linking, metadata, toolchain, trust, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +35,7 @@ class BuildOptions:
     jobs: int | None = None  # compilers at once; None: by cores and memory
     stock: bool = False  # upstream's kernels as a bare extension, in the place of a wheel
     python: str | None = None  # that stock's extension is for; None: the one running
+    sign: bool = False  # the statement of how each wheel was built
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,9 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
     compiled = _compile(plan, [*binding, *kernels.kernel_units(plan)], options.jobs)
     linker = linking.link_options(tools, stock=options.stock)
     extension = (
-        binding[0].target.parent
-        / f"{flavour.extension}-{kernels.extension_key(compiled.objects, linker)}.so"
+        binding[0].target.parent / f"{flavour.extension}-{kernels.extension_key(compiled.objects, linker)}.so"
     )
-    if not extension.exists():
+    if not linking.is_linked(extension):
         console.step("Linking")
         linking.link(tools, compiled.objects, extension, build / "logs" / "link.log", stock=options.stock)
     if options.stock:
@@ -126,6 +126,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
         path.with_suffix(".part").replace(path)
     else:
         facts = metadata.provenance(loaded, job.target, patches, plan)
+        facts["static_libraries"] = linking.static_libraries(extension)
         path = wheel.pack(loaded, job.target, plan, extension, facts, out)
     content = path.read_bytes()
     built = Built(
@@ -183,27 +184,28 @@ def again_same(path: Path, build: Callable[[Path], Path]) -> None:
 
 
 def _difference(ours: Path, theirs: Path) -> str:
-    """What differs between two wheels: diffoscope's account where it is installed, else names of files."""
-    program = shutil.which("diffoscope")
-    if program:
-        shown = subprocess.run(
-            [program, "--text=-", str(ours), str(theirs)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        return last_lines(shown.stdout or shown.stderr, 100)
+    """Which files differ between two wheels; where it is installed, diffoscope's account of how."""
+    names, program = _differing(ours, theirs), shutil.which("diffoscope")
+    what = "    " + (", ".join(names) or "the archive itself, not what is in it")
+    if not program:
+        return f"{what} (pip install diffoscope shows more)"
+    # The archive's own tables differ wherever a file does: hundreds of lines.
+    quiet = ["--exclude-command=^zipdetails"] if names else []
+    command = [program, "--text=-", *quiet, str(ours), str(theirs)]
+    shown = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return f"{what}\n{last_lines(shown.stdout or shown.stderr, 100)}"
+
+
+def _differing(ours: Path, theirs: Path) -> list[str]:
+    """The files of two wheels that are not in both, or differ."""
     if not zipfile.is_zipfile(ours):
-        return "    the extension differs (pip install diffoscope shows where)"
+        return ["the extension"]
     with zipfile.ZipFile(ours) as a, zipfile.ZipFile(theirs) as b:
-        names = [
+        return [
             n
             for n in sorted({*a.namelist(), *b.namelist()})
             if n not in a.namelist() or n not in b.namelist() or a.read(n) != b.read(n)
         ]
-    what = ", ".join(names) or "the archive itself, not what is in it"
-    return f"    {what} (pip install diffoscope shows more)"
 
 
 def made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
@@ -230,6 +232,8 @@ def build_all(
         built = build_one(loaded, job, options, place)
         if check_reproducible:
             _rebuild(loaded, job, options, built)
+        if options.sign:
+            trust.attest_build(built.path, sign=True)
         return built
 
     if len(jobs) == 1:
@@ -274,6 +278,7 @@ def in_containers(
                 )
             request = containers.Request(first.target, tuple(words), image)
             for path in containers.build(request, layout.ROOT, place.build / "containers", place.out):
+                trust.attest_build(path, sign=options.sign)  # repaired: inside, it had other bytes
                 console.done(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
                 console.note(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
         except BuildError as e:

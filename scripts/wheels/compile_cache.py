@@ -19,8 +19,8 @@ from packaging.version import Version
 from scripts.base import layout
 from scripts.base.errors import CompileError
 from scripts.base.process import last_lines, run
-from scripts.wheels.flags import front_halves
-from scripts.wheels.kernels import digest, environment
+from scripts.wheels.flags import environment, front_halves
+from scripts.wheels.kernels import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

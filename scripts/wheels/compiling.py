@@ -26,7 +26,8 @@ from scripts.base.process import last_lines, quoted
 from scripts.series.tree import Snapshot
 from scripts.source import matrix
 from scripts.wheels import compile_cache, toolchain
-from scripts.wheels.kernels import Compilation, Unit, command_of, digest, environment
+from scripts.wheels.flags import environment
+from scripts.wheels.kernels import Compilation, Unit, command_of, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -47,22 +47,6 @@ _SEEDED = " --frandom-seed=$source"
 CORE = "csrc/flash_attn/core"  # what is compiled once for each choice of kernels
 _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", CORE, "csrc/cutlass/include")
 
-# Options that nvcc (and its nvcc.profile), g++ and ld take from the environment: they would be in no digest,
-# and in no wheel's provenance.
-HIDDEN_OPTIONS = (
-    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
-    *("CUDAFE_FLAGS", "NVVM_FLAGS", "PTXAS_FLAGS", "OCG_FLAGS"),
-    *(
-        "CPATH",
-        "C_INCLUDE_PATH",
-        "CPLUS_INCLUDE_PATH",
-        "GCC_EXEC_PREFIX",
-        "COMPILER_PATH",
-        "LIBRARY_PATH",
-        "LD_RUN_PATH",
-    ),
-)
-
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture.
 # They order the files, limit the jobs and weigh the progress bar; what is built does not depend on them.
 _SECONDS = {
@@ -279,7 +263,9 @@ def _core(plan: Compilation) -> str:
     """The command for the core, likewise."""
     tools = plan.toolchain
     if tools.ffi is None:
-        raise ToolchainError("the toolchain was assembled without apache-tvm-ffi; this is a fault of the build system.")
+        raise ToolchainError(
+            "the toolchain was assembled without apache-tvm-ffi; this is a fault of the build system."
+        )
     words: list[str | Path] = [tools.cxx, *CORE_FLAGS, *masks(plan.kernels), *plan.flavour.defines]
     words += [*_includes(plan, torch=False), "-isystem", tools.ffi.include]
     # Errors name headers; where they lay is nobody's business.
@@ -306,8 +292,3 @@ def _cxx(plan: Compilation) -> str:
 def command_of(plan: Compilation, rule: str) -> str:
     """What compiles a unit of this rule, with ninja's variables for what differs from unit to unit."""
     return {"nvcc": _nvcc, "cxx": _cxx, "core": _core}[rule](plan)
-
-
-def environment() -> dict[str, str]:
-    """The environment of compilers, and of the cache that starts them."""
-    return {name: value for name, value in os.environ.items() if name not in HIDDEN_OPTIONS}

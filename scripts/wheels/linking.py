@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import tempfile
 import zipfile
@@ -17,7 +19,7 @@ from scripts.base import files
 from scripts.base.errors import WheelError
 from scripts.base.process import run
 from scripts.wheels import tvm_ffi
-from scripts.wheels.kernels import HIDDEN_OPTIONS
+from scripts.wheels.flags import HIDDEN_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,11 +42,15 @@ _TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "to
 
 def needed(library: Path) -> tuple[str, ...]:
     """The shared libraries that an ELF file asks the loader for (its ``DT_NEEDED``)."""
-    with library.open("rb") as stream:
-        dynamic = ELFFile(stream).get_section_by_name(".dynamic")
-        if not isinstance(dynamic, DynamicSection):
-            return ()
-        return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED"))  # type: ignore[attr-defined]  # set by the tag's kind
+    return needed_by(library.read_bytes())
+
+
+def needed_by(content: bytes) -> tuple[str, ...]:
+    """The same, of what such a file holds."""
+    dynamic = ELFFile(io.BytesIO(content)).get_section_by_name(".dynamic")
+    if not isinstance(dynamic, DynamicSection):
+        return ()
+    return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED"))  # type: ignore[attr-defined]  # set by the tag's kind
 
 
 def too_new(library: Path) -> tuple[str, ...]:
@@ -122,8 +128,32 @@ def link(
 ) -> None:
     """Link kernels and binding into the extension, stripped; one run at a time in a clone, and once."""
     with files.in_turn(log.with_suffix(".lock"), "links in this clone"):
-        if not target.exists():
+        if not is_linked(target):
             _link(toolchain, objects, target, log, stock=stock)
+
+
+def _archives(target: Path) -> Path:
+    """Where the names of an extension's static libraries lie: beside it."""
+    return target.with_name(target.name + ".static.json")
+
+
+def is_linked(target: Path) -> bool:
+    """Whether an extension is there, and with it what the linker said of static libraries."""
+    return target.exists() and _archives(target).exists()
+
+
+def static_libraries(target: Path) -> list[str]:
+    """The archives whose code an extension holds, such as ``libgcc.a``, as the linker told."""
+    return list(json.loads(_archives(target).read_text(encoding="utf-8")))
+
+
+def _members_in(link_map: str) -> list[str]:
+    r"""The archives of which a linker's map names a member; the map's own words are of the user's language.
+
+    >>> _members_in(" .text 0x1 0x2 /usr/lib/libgcc.a(_muldi3.o)\\nLOAD /usr/lib/libc_nonshared.a")
+    ['libgcc.a']
+    """
+    return sorted({Path(name).name for name in re.findall(r"(\S+\.a)\([^()\s]+\)", link_map)})
 
 
 # The symbols of ours that others may see.
@@ -149,6 +179,7 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path
         *(f"-L{folder}" for folder in folders if folder.is_dir()),
         *link_options(toolchain, stock=stock),
         *([] if stock else [f"-Wl,--version-script={shown}"]),
+        f"-Wl,-Map={part}.map",
     ]
     run(
         command,
@@ -159,6 +190,9 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path
         without=HIDDEN_OPTIONS,
     )
     shown.unlink()
+    told = Path(f"{part}.map")
+    link_map = told.read_text(encoding="utf-8", errors="replace")
+    told.unlink()
     if not any(name.startswith("libstdc++.so") for name in needed(part)):
         part.unlink()
         raise WheelError(
@@ -166,4 +200,5 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path
             "error that crosses between the two crashes the process. Install the compiler's shared library "
             "(Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
         )
+    files.write(_archives(target), json.dumps(_members_in(link_map)))
     part.replace(target)

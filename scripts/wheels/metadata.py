@@ -15,6 +15,7 @@ from scripts.base import layout
 from scripts.base.errors import WheelError
 from scripts.source import build_script
 from scripts.wheels import tvm_ffi
+from scripts.wheels.flags import CORE_FLAGS
 from scripts.wheels.kernels import nvcc_flags
 
 if TYPE_CHECKING:
@@ -93,7 +94,15 @@ def series_facts(series: Series, tree: Tree) -> dict[str, Any]:
         "digest": tree.digest,
         "base": tree.base,
         "commit": tree.commit,
-        "patches": [{"name": p.name, "subject": p.subject, "sha256": p.sha256} for p in series.patches],
+        "patches": [
+            {
+                "name": p.name,
+                "subject": p.subject,
+                "sha256": p.sha256,
+                "upstream_status": p.upstream_status,
+            }
+            for p in series.patches
+        ],
     }
 
 
@@ -119,4 +128,5 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
         "requires_torch": target.torch,
         "tvm_ffi": tvm_ffi.VERSION,
         "nvcc": {"version": plan.toolchain.toolkit.version, "flags": nvcc_flags(plan)},
+        "cxx": {"version": plan.toolchain.cxx_version, "flags": list(CORE_FLAGS)},
     }

@@ -114,7 +114,7 @@ def _probe(binary: Path, target: Target, marker: Path) -> dict[str, Any]:
             f"{target.reference_torch} for CUDA {target.cuda}. A local index or find-links in pip's configuration may "
             "offer another build (pip config list)."
         )
-    facts |= {"format": _READY_FORMAT, "wanted": target.torch}
+    facts |= {"format": _READY_FORMAT, "wanted": target.reference_torch}
     files.write(marker, json.dumps(facts) + "\n")
     return facts
 

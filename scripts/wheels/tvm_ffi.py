@@ -52,7 +52,13 @@ def _install(folder: Path, log: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
         site, kept = Path(temporary) / "site", Path(temporary) / "kept"
         command = pip.installing(
-            sys.executable, "--no-deps", "--only-binary", ":all:", "--target", site, f"apache-tvm-ffi=={VERSION}"
+            sys.executable,
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--target",
+            site,
+            f"apache-tvm-ffi=={VERSION}",
         )
         run(command, error=ToolchainError, what="could not install apache-tvm-ffi", hint=pip.HINT, log=log)
         kept.mkdir()

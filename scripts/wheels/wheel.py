@@ -6,7 +6,6 @@ Packing adds nothing of its own to the objects: entries in order, one date for a
 from __future__ import annotations
 
 import filecmp
-import json
 import os
 import tempfile
 import zipfile
@@ -19,7 +18,7 @@ from wheel.wheelfile import WheelFile
 
 from scripts.base import layout
 from scripts.source.kernel_set import spell_kernels
-from scripts.wheels import linking
+from scripts.wheels import companions, linking, sbom, trust
 from scripts.wheels.kernels import FORK
 from scripts.wheels.metadata import PROVENANCE, fork_metadata, python_files
 
@@ -77,7 +76,6 @@ def pack(
         name: (tree.root / name).read_bytes() for name in python_files(tree.root, (FORK.extension,))
     }
     entries |= {
-        PROVENANCE: (json.dumps(facts, indent=1) + "\n").encode(),
         f"{FORK.extension}/{linking.LIBRARY}": extension.read_bytes(),
         f"{info}/METADATA": metadata.encode(),
         f"{info}/WHEEL": wheel.encode(),
@@ -87,7 +85,7 @@ def pack(
         f"{info}/licenses/NOTICE": (layout.ROOT / "NOTICE").read_bytes(),
     }
     tree.check_unchanged()
-    return write(dist / name, entries)
+    return write(dist / name, sbom.describe(entries, info, PROVENANCE, facts))
 
 
 def write(place: Path, entries: dict[str, bytes]) -> Path:
@@ -104,16 +102,13 @@ def write(place: Path, entries: dict[str, bytes]) -> Path:
                 header.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(header, entries[entry])
         publish(part, place)
+    trust.attest_build(place)
     return place
 
 
 def publish(part: Path, place: Path) -> None:
-    """Rename a wheel into its place. The proof that lies there goes, unless it is of these bytes."""
+    """Rename a wheel into its place. What tells of other bytes there goes: proof, statements, signatures."""
     if not (place.is_file() and filecmp.cmp(part, place, shallow=False)):
-        proof_path(place).unlink(missing_ok=True)
+        for stale in companions.of_bytes(place):
+            stale.unlink(missing_ok=True)
     part.replace(place)
-
-
-def proof_path(wheel: Path) -> Path:
-    """Where a wheel's proof lies: beside it."""
-    return wheel.with_suffix(".proof.json")

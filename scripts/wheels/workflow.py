@@ -56,7 +56,9 @@ ${{{{ hashFiles('patches/**', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
       - uses: actions/upload-artifact@v4
         with:
           name: ${{{{ matrix.target }}}}
-          path: wheels/*.whl
+          path: |
+            wheels/*.whl
+            wheels/*.provenance.json
           if-no-files-found: error
 """
 
@@ -80,7 +82,9 @@ _PYTHON = """\
       - uses: actions/upload-artifact@v4
         with:
           name: ${{{{ matrix.upstream }}}}
-          path: wheels/*.whl
+          path: |
+            wheels/*.whl
+            wheels/*.provenance.json
           if-no-files-found: error
 """
 
@@ -97,10 +101,7 @@ def render(matrix: Matrix) -> str:
             raise MatrixError(
                 f"{matrix.path}: [images] has none for CUDA {target.cuda} of target {target.name}; add one."
             )
-        rows.append(
-            "          - "
-            f"{json.dumps({'target': target.name, 'cuda': target.cuda})}"
-        )
+        rows.append(f"          - {json.dumps({'target': target.name, 'cuda': target.cuda})}")
     names = [name for name, table in matrix.upstreams.items() if table.kind == "python"]
     return _TEXT.format(rows="\n".join(rows)) + (_PYTHON.format(names=json.dumps(names)) if names else "")
 

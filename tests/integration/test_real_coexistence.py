@@ -40,9 +40,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     checkout = upstream.find(
         MATRIX.upstream, ROOT / "build/no-submodule", cache("sdist"), upstream.Source.SDIST
     )
-    applied = tree.apply(
-        model.read(ROOT / "patches/flash-attn"), MATRIX.upstream, checkout, folder / "source"
-    )
+    series = model.read(ROOT / "patches/flash-attn")
+    applied = tree.apply(series, MATRIX.upstream, checkout, folder / "source")
     stand_in = folder / "python/torch/utils"
     stand_in.mkdir(parents=True)
     (stand_in.parent / "__init__.py").write_text(TORCH)
@@ -57,7 +56,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         applied, toolchain(folder, "exit 1\n"), kernel_set.ALL_KERNELS[:1], ("90",), folder / "build"
     )
     extension = Path(sys.executable).resolve()  # a file of machine code, as good as any
-    packed = wheel.pack(MATRIX, MATRIX.default(), plan, extension, {}, folder / "dist")
+    facts = metadata.provenance(MATRIX, MATRIX.default(), series, plan)
+    packed = wheel.pack(MATRIX, MATRIX.default(), plan, extension, facts, folder / "dist")
     four = folder / "dist/flash_attn_4-4.0-py3-none-any.whl"
     with WheelFile(four, "w") as archive:
         for name in FOUR:

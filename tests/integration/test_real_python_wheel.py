@@ -17,7 +17,8 @@ from scripts.base import layout
 from scripts.base.layout import cache
 from scripts.series import model, tree
 from scripts.source import matrix, sdist, upstream
-from scripts.wheels import python_wheel
+from scripts.wheels import contents, python_wheel
+from scripts.wheels import wheel as packing
 
 pytestmark = pytest.mark.network
 
@@ -95,6 +96,31 @@ def test_a_build_from_nothing_gives_the_same_bytes() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "byte for byte the same" in done.stdout
+
+
+def inspect(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scripts", "inspect", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_second_builder_gets_the_same_bytes_from_what_the_wheel_says(wheel: Path) -> None:
+    done = inspect("--rebuild", "--source", "sdist", wheel)
+    assert done.returncode == 0, done.stderr
+    assert "byte for byte the same, from nothing" in done.stdout
+
+
+def test_a_second_builder_is_told_where_bytes_differ(wheel: Path, tmp_path: Path) -> None:
+    """A wheel with a file more that agrees with itself: only building it again shows that."""
+    whole = contents.read(wheel)
+    (record,) = [name for name in whole.files if name.endswith("/RECORD")]
+    files = {name: content for name, content in whole.files.items() if name != record}
+    files |= {f"{PACKAGE}/extra.py": b"x = 1\n"}
+    forged = packing.write(tmp_path / wheel.name, files)
+    assert inspect(forged).returncode == 0
+    done = inspect("--rebuild", "--source", "sdist", forged)
+    assert done.returncode == 9
+    assert f"{forged} is not what a build from nothing gives" in done.stderr
+    assert "extra.py" in done.stderr
 
 
 # One kernel of each kind: a compile of all takes a quarter of an hour (nox -s verify).

@@ -71,11 +71,13 @@ def test_a_difference_is_shown_by_diffoscope_where_there_is_one(
 ) -> None:
     program = tmp_path / "bin/diffoscope"
     program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "$1 of $2 and $3: a byte"\nexit 1\n')
+    program.write_text('#!/bin/sh\necho "$*: a byte"\nexit 1\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     ours, theirs = (fake_wheel(tmp_path / name, text=name).path for name in ("a.whl", "b.whl"))
-    assert f"--text=- of {ours} and {theirs}: a byte" in build._difference(ours, theirs)
+    told = build._difference(ours, theirs)
+    assert told.splitlines()[0] == "    text"
+    assert f"--text=- --exclude-command=^zipdetails {ours} {theirs}: a byte" in told
 
 
 def test_list_and_dry_run_do_nothing_but_tell(command: Command) -> None:

@@ -14,7 +14,7 @@ import pytest
 from scripts.base import layout
 from scripts.base.errors import ToolchainError, WheelError
 from scripts.source import matrix
-from scripts.wheels import containers, engine, linking, wheel
+from scripts.wheels import companions, containers, engine, linking
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -109,7 +109,7 @@ def test_a_wheel_of_a_container_does_not_keep_the_proof_of_other_bytes(
     name, out = "flash_attn-1-cp312-cp312-manylinux_2_34_x86_64.whl", tmp_path / "dist"
     out.mkdir()
     (out / name).write_text("old")
-    wheel.proof_path(out / name).write_text("{}")
+    companions.proof(out / name).write_text("{}")
 
     def show(command: list[str], *_: object) -> int:
         made = Path(command[command.index("--output-dir") + 1])
@@ -122,7 +122,7 @@ def test_a_wheel_of_a_container_does_not_keep_the_proof_of_other_bytes(
     monkeypatch.setattr(containers, "_show", show)
     assert containers.build(REQUEST, ROOT, tmp_path / "containers", out) == [out / name]
     assert (out / name).read_text() == "new"
-    assert not wheel.proof_path(out / name).exists()
+    assert not companions.proof(out / name).exists()
 
 
 def test_an_image_that_is_not_there_says_how_to_make_it(

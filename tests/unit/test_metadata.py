@@ -103,7 +103,7 @@ def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series:
         "base": "b" * 40,
         "commit": "c" * 40,
         "patches": [
-            {"name": p.name, "subject": subject, "sha256": p.sha256}
+            {"name": p.name, "subject": subject, "sha256": p.sha256, "upstream_status": "Pending"}
             for p, (subject, _) in zip(series.patches, TWO, strict=True)
         ],
     }
@@ -114,6 +114,7 @@ def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series:
     assert told["kernel_set"] == [k.name for k in planned.kernels]
     assert told["architectures"] == ["90"]
     assert told["nvcc"] == {"version": "V13.0.88", "flags": kernels.nvcc_flags(planned)}
+    assert (told["cxx"]["version"], "-O2" in told["cxx"]["flags"]) == ("g++ 12", True)
     assert told["format"] == metadata.PROVENANCE_FORMAT
     assert json.loads(json.dumps(told)) == told
 

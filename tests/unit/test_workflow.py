@@ -47,3 +47,10 @@ def test_a_python_upstream_has_a_job_without_a_container() -> None:
     assert "--upstream ${{ matrix.upstream }}" in command
     compiled = dataclasses.replace(MATRIX, upstreams={"flash-attn": MATRIX.upstreams["flash-attn"]})
     assert list(yaml.safe_load(workflow.render(compiled))["jobs"]) == ["build"]
+
+
+@pytest.mark.parametrize("job", ["build", "python"])
+def test_a_job_keeps_the_wheels_with_the_statements_of_how_they_were_built(job: str) -> None:
+    steps = yaml.safe_load(workflow.render(MATRIX))["jobs"][job]["steps"]
+    (kept,) = [s["with"]["path"] for s in steps if "upload-artifact" in s.get("uses", "")]
+    assert kept.split() == ["wheels/*.whl", "wheels/*.provenance.json"]
