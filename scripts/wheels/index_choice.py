@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scripts.wheels.index_entry import Entry
 
 PLACE = "INDEX_URL/"  # for the index's address, where nobody told it; the page's script puts its own there
+ANY = "any"  # where neither the matrix nor a wheel names a CUDA or a torch
 # A wheel of Python alone names no GPU. Where the mode runs, and where kernels of upstream's do.
 _HAS_MODE, _COMPILES = ("9.0",), {"flash-attn-4": ("9.0", "10.0", "10.3", "12.0")}
 NO_MODE = "With the deterministic mode on, calls on this GPU are a NotImplementedError."
@@ -39,7 +40,6 @@ class Offer:
 
     lines: Lines
     files: tuple[str, ...]
-    pythons: tuple[str, ...]
     note: str = ""
 
 
@@ -69,8 +69,8 @@ def choices(entries: Iterable[Entry], torch_cuda: Mapping[str, str]) -> Choices:
     majors |= {wheel.facts.cuda_major for wheel in wheels if wheel.facts.cuda}
     return Choices(
         GPUS,
-        tuple(sorted(majors, key=int, reverse=True)),
-        tuple(dict.fromkeys(map(_minor, sorted(releases, key=Version, reverse=True)))),
+        tuple(sorted(majors, key=int, reverse=True)) or (ANY,),
+        tuple(dict.fromkeys(map(_minor, sorted(releases, key=Version, reverse=True)))) or (ANY,),
         tuple(dict.fromkeys(wheel.name for wheel in wheels)),
     )
 
@@ -86,7 +86,7 @@ def fits(entry: Entry, gpu: Gpu, cuda: str, releases: Iterable[str]) -> bool:
         entry.yanked is None
         and gpu in gpus_of(entry)
         and wheel.facts.cuda_major in ("", cuda)
-        and any(wheel.torch.contains(release, prereleases=True) for release in releases)
+        and any(release == ANY or wheel.torch.contains(release, prereleases=True) for release in releases)
     )
 
 
@@ -98,10 +98,7 @@ def offers(entries: tuple[Entry, ...], gpu: Gpu, cuda: str, releases: list[str],
     for entry in sorted(newest, key=lambda e: -len(e.wheel.facts.kernel_set)):
         found.setdefault(lines(entry, entries, cuda, url), []).append(entry)
     note = NO_MODE if newest and _lacks_mode(newest[0], gpu) else ""
-    return [
-        Offer(told, tuple(e.file for e in group), tuple(p for e in group for p in e.wheel.pythons), note)
-        for told, group in found.items()
-    ]
+    return [Offer(told, tuple(entry.file for entry in group), note) for told, group in found.items()]
 
 
 def _lacks_mode(entry: Entry, gpu: Gpu) -> bool:

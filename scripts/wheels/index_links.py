@@ -49,8 +49,8 @@ class Link:
         if self.requires_python:
             told["requires-python"] = self.requires_python
         if self.metadata:
-            # The second is what PEP 658 first called it.
-            told["core-metadata"] = told["dist-info-metadata"] = {"sha256": self.metadata}
+            # Not dist-info-metadata, its name before PEP 714: pip 22.3 to 23.0 fails on a hash there.
+            told["core-metadata"] = {"sha256": self.metadata}
         if self.yanked is not None:
             told["yanked"] = self.yanked
         if self.provenance:

@@ -55,6 +55,14 @@ def render(groups: Mapping[str, tuple[Entry, ...]], torch_cuda: Mapping[str, str
         url: the index's address, with a slash at its end; empty: the page's script finds out.
     """
     entries = [entry for group in groups.values() for entry in group]
+    rows = [_row(entry, groups[entry.wheel.name], url) for entry in entries]
+    wheels = {
+        row["file"]: {
+            "row": place,
+            "words": f"Python {row['python']}, {row['size']}, {row['proof']['words']}",
+        }
+        for place, row in enumerate(rows, 1)
+    }
     offered = index_choice.choices(entries, torch_cuda)
     answers = _answers(groups, offered, torch_cuda, url)
     return (
@@ -63,8 +71,8 @@ def render(groups: Mapping[str, tuple[Entry, ...]], torch_cuda: Mapping[str, str
         .render(
             choices=offered,
             first=_first(answers, offered),
-            rows=[_row(entry, groups[entry.wheel.name], url) for entry in entries],
-            data=dumped({"place": "" if url else index_choice.PLACE, "answers": answers}),
+            rows=rows,
+            data=dumped({"place": "" if url else index_choice.PLACE, "answers": answers, "wheels": wheels}),
             place=url or index_choice.PLACE,
             has_variants=any(entry.variant for entry in entries),
         )

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import http.server
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from scripts.wheels.index_links import JSON_TYPE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
@@ -18,8 +15,9 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
     def translate_path(self, path: str) -> str:
         """A folder's page by the header Accept."""
         place = super().translate_path(path)
+        page = Path(place) / "index.json"
         is_page = path.partition("?")[0].endswith("/")
-        return f"{place.rstrip('/')}/index.json" if is_page and self._wants_json() else place
+        return str(page) if is_page and self._wants_json() and page.is_file() else place
 
     def guess_type(self, path: object) -> str:
         """The type that PEP 691 names, for its pages."""

@@ -24,16 +24,20 @@
     return made;
   }
 
-  async function copy(button, code) {
+  async function copy(button, code, title) {
+    function say(word) {
+      button.textContent = word;
+      button.setAttribute("aria-label", word + " the line for " + title);
+    }
     try {
       await navigator.clipboard.writeText(code.textContent);
-      button.textContent = "Copied";
+      say("Copied");
     } catch {
       // No clipboard without https: mark the line, to be copied by hand.
       getSelection().selectAllChildren(code);
-      button.textContent = "Marked";
+      say("Marked");
     }
-    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    setTimeout(say, 2000, "Copy");
   }
 
   function command(title, line, parent) {
@@ -45,7 +49,7 @@
     const button = element("button", "Copy", row);
     button.type = "button";
     button.setAttribute("aria-label", "Copy the line for " + title);
-    button.addEventListener("click", () => copy(button, code));
+    button.addEventListener("click", () => copy(button, code, title));
   }
 
   function show() {
@@ -54,8 +58,11 @@
     const found = data.answers[key];
     answer.replaceChildren();
     for (const offer of found.offers) {
-      const named = offer.pythons.length ? "For Python " + offer.pythons.join(", ") + ": " : "For every Python that it allows: ";
-      element("p", named + offer.files.join(", "), answer);
+      for (const file of offer.files) {
+        const told = element("p", "", answer);
+        element("a", file, told).href = "#wheel-" + data.wheels[file].row;
+        told.append(": " + data.wheels[file].words);
+      }
       if (offer.note) element("p", offer.note, answer).className = "flaw";
       command("pip", offer.lines.pip, answer);
       command("uv", offer.lines.uv, answer);
