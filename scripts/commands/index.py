@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -112,6 +113,6 @@ def _tell(entries: tuple[Entry, ...]) -> None:
 
 
 def _serve(folder: Path, port: int) -> None:
-    with index_server.server(folder, port) as server:
+    with index_server.server(folder, port) as server, suppress(KeyboardInterrupt):
         console.done(f"http://127.0.0.1:{server.server_port}/ serves it. Ctrl-C ends that.")
         server.serve_forever()
