@@ -90,6 +90,8 @@ def make(request: Request, out: Path) -> tuple[Entry, ...]:
         for path in (entry.wheel.path, *entry.beside.files):
             shutil.copyfile(path, out / FILES / path.name)
         (out / FILES / f"{entry.file}.metadata").write_bytes(entry.wheel.metadata)
+        if provenance := entry.beside.provenance():
+            files.write(out / FILES / index_links.provenance_name(entry), provenance)
     listings: dict[str, list[Path]] = {}
     if request.variants:
         (out / VARIANTS).mkdir()

@@ -1,12 +1,12 @@
-"""What lies beside a wheel: its proof, and attestations."""
+"""What lies beside a wheel: its proof, statements and attestations."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scripts.base.errors import VerifyError
+from scripts.base.errors import VerifyError, WheelError
 from scripts.wheels import wheel as packing
 from scripts.wheels.proof import read_proof
 
@@ -38,9 +38,22 @@ class Beside:
         return (*((self.proof_file,) if self.proof_file else ()), *self.others)
 
     @property
-    def provenance(self) -> Path | None:
-        """The one that is a provenance object of PEP 740."""
-        return next((path for path in self.others if _is_provenance(path)), None)
+    def attestations(self) -> tuple[Path, ...]:
+        """Those that are attestation objects of PEP 740, by their names."""
+        return tuple(path for path in self.others if path.suffix == ".attestation")
+
+    def provenance(self) -> str:
+        """The attestations as one provenance object of PEP 740; empty: there are none.
+
+        Who signed is in their certificates, which nothing here judges: so the publisher has no kind.
+
+        Raises:
+            WheelError: one is damaged.
+        """
+        if not self.attestations:
+            return ""
+        bundle = {"publisher": {"kind": "unknown"}, "attestations": [_object(p) for p in self.attestations]}
+        return json.dumps({"version": 1, "attestation_bundles": [bundle]}, indent=1) + "\n"
 
 
 def of(wheel: IndexedWheel) -> Beside:
@@ -70,9 +83,13 @@ def _is_unfinished(path: Path) -> bool:
     return not path.is_file() or path.suffix == ".part"
 
 
-def _is_provenance(path: Path) -> bool:
+def _object(path: Path) -> Any:
     try:
         told = json.loads(path.read_bytes())
-    except ValueError:
-        return False
-    return isinstance(told, dict) and told.get("version") == 1 and "attestation_bundles" in told
+    except ValueError as e:
+        raise WheelError(
+            f"{path} is no attestation: {e}. Sign again, or take it out of the folder."
+        ) from None
+    if not (isinstance(told, dict) and "envelope" in told):
+        raise WheelError(f"{path} is no attestation: it has no envelope. Sign again, or take it out.")
+    return told

@@ -65,10 +65,10 @@ def of_entry(entry: Entry, url: str) -> list[Link]:
         entry: the wheel.
         url: the index's address; a provenance's must be whole, so without one it is left out.
     """
-    wheel, provenance = entry.wheel, entry.beside.provenance
+    wheel = entry.wheel
     metadata = hashlib.sha256(wheel.metadata).hexdigest()
     python = wheel.requires_python
-    told = f"{url}{FILES}/{quote(provenance.name)}" if provenance and url else ""
+    told = f"{url}{FILES}/{quote(provenance_name(entry))}" if entry.beside.attestations and url else ""
     place = f"../../{FILES}/{quote(entry.file)}"
     links = [Link(entry.file, place, wheel.sha256, wheel.size, python, metadata, entry.yanked, told)]
     if variant := entry.variant:
@@ -76,6 +76,11 @@ def of_entry(entry: Entry, url: str) -> list[Link]:
         place, size = f"../../{VARIANTS}/{quote(path.name)}", path.stat().st_size
         links.append(Link(path.name, place, variant.sha256, size, python, metadata, entry.yanked))
     return links
+
+
+def provenance_name(entry: Entry) -> str:
+    """The file with a wheel's attestations as one object."""
+    return f"{entry.file}.provenance"
 
 
 def of_listing(path: Path) -> Link:

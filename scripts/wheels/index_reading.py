@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import zipfile
+import zlib
 from typing import TYPE_CHECKING
 
 from packaging.metadata import parse_email
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 _AGAIN = "build the wheel again"
+# What a damaged archive raises besides: an unknown compression, a cut stream, a RECORD that is no table.
+_DAMAGE = (KeyError, ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error)
 
 
 def read(path: Path) -> IndexedWheel:
@@ -70,8 +73,8 @@ def contents(path: Path) -> dict[str, bytes]:
             names = archive.namelist()
             entries = {name: archive.read(name) for name in names}
             record = entries[archive.record_path].decode("utf-8")
-    except (RecordError, zipfile.BadZipFile, KeyError, UnicodeDecodeError) as e:
-        raise WheelError(f"{path}: damaged, or not a wheel: {e}; {_AGAIN}.") from e
+    except (RecordError, zipfile.BadZipFile, *_DAMAGE) as e:
+        raise WheelError(f"{path}: damaged, renamed, or not a wheel: {e}; {_AGAIN}.") from e
     if len(entries) != len(names):
         raise WheelError(f"{path}: holds a file twice; {_AGAIN}.")
     if missing := [row[0] for row in csv.reader(record.splitlines()) if row and row[0] not in entries]:

@@ -7,14 +7,15 @@ not know variants pass over both.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import zipfile
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from scripts.base.fetch import sha256
-from scripts.wheels import index_reading
-from scripts.wheels import wheel as packing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,12 +81,24 @@ def pack(wheel: IndexedWheel, folder: Path) -> Variant | None:
     named = label(wheel)
     if not named:
         return None
-    info = "-".join(wheel.path.name.split("-")[:2]) + ".dist-info"
-    entries = index_reading.contents(wheel.path)
-    del entries[f"{info}/RECORD"]  # packing writes it again
-    entries[f"{info}/variant.json"] = document({named: properties(wheel)})
-    path = packing.write(folder / f"{wheel.path.stem}-{named}.whl", entries)
+    path = folder / f"{wheel.path.stem}-{named}.whl"
+    _copy(wheel.path, path, document({named: properties(wheel)}))
     return Variant(path, wheel, named, sha256(path))
+
+
+def _copy(original: Path, path: Path, told: bytes) -> None:
+    """The wheel with a ``variant.json`` before its RECORD, which has a row more. Dates stay as they were."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(told).digest()).rstrip(b"=").decode()
+    with zipfile.ZipFile(original) as archive, zipfile.ZipFile(path, "w") as copy:
+        for entry in archive.infolist():
+            content = archive.read(entry)
+            if entry.filename.endswith(".dist-info/RECORD"):
+                name = entry.filename.replace("RECORD", "variant.json")
+                header = zipfile.ZipInfo(name, entry.date_time)
+                header.external_attr, header.compress_type = entry.external_attr, entry.compress_type
+                copy.writestr(header, told)
+                content = f"{name},sha256={digest},{len(told)}\n".encode() + content
+            copy.writestr(entry, content)
 
 
 def write_listings(variants: Iterable[Variant], folder: Path) -> dict[str, list[Path]]:

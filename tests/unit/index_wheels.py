@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from scripts.wheels import wheel
 
 SERIES = {"digest": "0" * 64, "base": "0" * 40, "patches": []}
 CUDA: Any = {
@@ -66,7 +67,21 @@ def make(
     if change:
         change(entries)
     middle = f"-{build}" if build else ""
-    return wheel.write(folder / (file or f"{name}-{version}{middle}-{tag}.whl"), entries)
+    return pack(folder / (file or f"{name}-{version}{middle}-{tag}.whl"), info, entries)
+
+
+def pack(path: Path, info: str, entries: dict[str, bytes]) -> Path:
+    """Write a wheel of these files, and RECORD."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name, content in entries.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},sha256={digest},{len(content)}")
+    entries[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(zipfile.ZipInfo(name, (2025, 1, 1, 0, 0, 0)), content)
+    return path
 
 
 def prove(path: Path, *, sha256: str, verified: bool = True) -> Path:
@@ -82,6 +97,6 @@ def prove(path: Path, *, sha256: str, verified: bool = True) -> Path:
         "controls": [],
         "cases": {},
     }
-    place = wheel.proof_path(path)
+    place = path.with_suffix(".proof.json")
     place.write_text(json.dumps(proof))
     return place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -37,7 +38,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 # What a wheel says in one place and not in another; each is refused with both.
 DISAGREEMENTS: dict[str, tuple[dict[str, Any], str]] = {
-    "version": ({"file": f"flash_attn-2.8.4-{CUDA['build']}-{CUDA['tag']}.whl"}, r"has no .*METADATA"),
+    "version": (
+        {"file": f"flash_attn-2.8.4-{CUDA['build']}-{CUDA['tag']}.whl"},
+        "renamed, or not a wheel: Missing flash_attn-2.8.4",
+    ),
     "name": (
         {"change": lambda e: _replace(e, "METADATA", b"Name: flash_attn", b"Name: flash_attn_4")},
         "the file name says flash-attn, METADATA says flash_attn_4",
@@ -128,6 +132,7 @@ def repacked(path: Path, change: Any) -> None:
         (lambda e: _replace(e, "_fork.json", b"2.11.0", b"2.11.1"), "_fork.json"),
         (lambda e: e.update({"flash_attn/more.py": b""}), "more.py"),
         (lambda e: e.pop("flash_attn/here.py"), "here.py of RECORD is missing"),
+        (lambda e: _replace(e, "RECORD", b",sha256", b";sha256"), "damaged"),
     ],
 )
 def test_a_wheel_with_a_file_changed_added_or_gone_is_refused_by_that_file(
@@ -215,24 +220,36 @@ def test_a_wrong_list_of_yanked_wheels_is_refused_by_line(tmp_path: Path, text: 
 def test_proofs_and_attestations_lie_beside_wheels_and_are_linked(dist: Path, tmp_path: Path) -> None:
     wheel = next(dist.glob("flash_attn-*.whl"))
     prove(wheel, sha256=sha256(wheel))
-    statement = dist / f"{wheel.name}.publish.attestation"
+    statement = dist / f"{wheel.stem}.provenance.json"
     statement.write_text("{}")
-    provenance = dist / f"{wheel.name}.provenance"
-    provenance.write_text('{"version": 1, "attestation_bundles": []}')
+    signed = {"version": 1, "verification_material": {}, "envelope": {"statement": "e30="}}
+    attestation = dist / f"{wheel.name}.slsa.attestation"
+    attestation.write_text(json.dumps(signed))
     (dist / f"{wheel.name}.part").write_text("half")
     out, url = tmp_path / "out", "https://wheels.example.org/"
     (entry, _) = index.write(index.Request(dist, url=url), out)
     assert entry.beside.proved_on == "NVIDIA H100 (9.0)"
     beside = {name for name in files_of(out / "files") if name.startswith("flash_attn-")}
-    proof = wheel.with_suffix(".proof.json").name
-    assert beside == {wheel.name, f"{wheel.name}.metadata", proof, statement.name, provenance.name}
-    quoted = provenance.name.replace("+", "%2B")
-    assert page(out)["files"][0]["provenance"] == f"{url}files/{quoted}"
-    assert f'data-provenance="{url}files/{quoted}"' in (out / "simple/flash-attn/index.html").read_text()
-    assert proof.replace("+", "%2B") in (out / "index.html").read_text()
-    assert statement.name.replace("+", "%2B") in (out / "index.html").read_text()
+    proof, provenance = wheel.with_suffix(".proof.json").name, f"{wheel.name}.provenance"
+    taken = {wheel.name, proof, statement.name, attestation.name}
+    assert beside == {*taken, f"{wheel.name}.metadata", provenance}
+    told = json.loads((out / "files" / provenance).read_text())
+    assert told == {
+        "version": 1,
+        "attestation_bundles": [{"publisher": {"kind": "unknown"}, "attestations": [signed]}],
+    }
+    address = f"{url}files/{provenance.replace('+', '%2B')}"
+    assert page(out)["files"][0]["provenance"] == address
+    assert f'data-provenance="{address}"' in (out / "simple/flash-attn/index.html").read_text()
+    html = (out / "index.html").read_text()
+    for name in taken:
+        assert f'href="files/{name.replace("+", "%2B")}"' in html
     index.write(index.Request(dist), out)
     assert "provenance" not in page(out)["files"][0], "its address must be whole"
+    for damaged in ("{", "{}"):
+        attestation.write_text(damaged)
+        with pytest.raises(WheelError, match=f"{re.escape(attestation.name)} is no attestation"):
+            index.write(index.Request(dist), out)
 
 
 def test_a_proof_of_another_wheel_is_refused(dist: Path) -> None:
@@ -354,7 +371,13 @@ def test_the_command_writes_checks_and_says_what_it_took(
     shutil.rmtree(tmp_path / "out/files")
     with pytest.raises(BuildError, match="is missing"):
         __main__.main_inner([*arguments, "--check"])
-    for wrong in (["--url", "wheels"], ["--url", "https://a/?b"], ["--serve", "70000"], ["--serve", "x"]):
+    for wrong in (
+        ["--url", "wheels"],
+        ["--url", "https://a/?b"],
+        ["--url", "ftp://a/"],
+        ["--serve", "70000"],
+        ["--serve", "x"],
+    ):
         with pytest.raises(SystemExit):
             __main__.main_inner([*arguments[:5], *wrong])
 

@@ -215,7 +215,11 @@ def test_words_of_a_wheel_are_text_not_markup(dist: Path, tmp_path: Path) -> Non
     wheel = next(dist.glob("flash_attn-*.whl"))
     listed = tmp_path / "yanked.toml"
     listed.write_text(f'format = 1\n[wheels]\n"{wheel.name}" = "</script><b>loud</b>"\n')
+    other = next(dist.glob("flash_attn_4*.whl"))
+    proof = prove(other, sha256=sha256(other))  # whose words are in the script's data too
+    proof.write_text(proof.read_text().replace("NVIDIA H100", "</script><b>loud</b>"))
     html = written(dist, yanked=listed)
+    assert "proved on </script>" in data(html)["wheels"][other.name]["words"]
     assert "<b>" not in html
     assert parsed(html).find(".//b") is None
 
