@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scripts.base.errors import VerifyError, WheelError
-from scripts.wheels import wheel as packing
 from scripts.wheels.proof import read_proof
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def of(wheel: IndexedWheel) -> Beside:
     Raises:
         VerifyError: the proof is damaged, or is one of another wheel.
     """
-    place = packing.proof_path(wheel.path)
+    place = wheel.path.with_suffix(".proof.json")
     proof = read_proof(place) if place.is_file() else None
     if proof is not None and (proof.wheel is None or proof.wheel.sha256 != wheel.sha256):
         named = proof.wheel.sha256 if proof.wheel else "no wheel"
