@@ -36,8 +36,8 @@ def add(commands: Any) -> None:
     parser = arguments.sub_parser(
         commands,
         "index",
-        "pip and uv install from it; index.html is a page where a person picks. Every wheel's name, metadata "
-        "and label are compared first. Nothing is uploaded: copy the folder to any web server.",
+        "Its index.html is a page where a person picks. Every wheel's name, metadata and label are compared "
+        "first. Nothing is uploaded: copy the folder to any web server.",
     )
     parser.add_argument(
         "--wheels",

@@ -69,7 +69,7 @@ COMMANDS = (
     Command("audit", "Check that wheels need no library that users lack", Group.WHEELS),
     Command(
         "index",
-        "Write a static index of dist/, that pip and uv install from",
+        "Write a static index of dist/ that pip and uv install from",
         Group.WHEELS,
         dependencies="index",
     ),

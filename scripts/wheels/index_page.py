@@ -10,9 +10,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
-
 from scripts.base.errors import ToolchainError
 from scripts.wheels import index_choice
 from scripts.wheels.index_links import FILES, VARIANTS
@@ -150,9 +147,9 @@ def _python(entry: Entry) -> str:
     if entry.wheel.pythons:
         return ", ".join(entry.wheel.pythons)
     told = entry.wheel.requires_python
-    return (
-        f"{SpecifierSet(told)}".replace(">=", "") + " and later" if told.startswith(">=") else told or "any"
-    )
+    if told.startswith(">=") and "," not in told:
+        return f"{told.removeprefix('>=').strip()} and later"
+    return told or "any"
 
 
 def size(count: int) -> str:
@@ -184,7 +181,7 @@ def _row(entry: Entry, group: tuple[Entry, ...], url: str) -> dict[str, Any]:
     at_first_call = not facts.architectures
     return {
         "package": wheel.name,
-        "version": str(Version(str(wheel.version))),
+        "version": str(wheel.version),
         "file": entry.file,
         "place": f"{FILES}/{quote(entry.file)}",
         "size": size(wheel.size),

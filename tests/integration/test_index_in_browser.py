@@ -1,7 +1,7 @@
 """The index's page in headless Chromium: two widths, light and dark, by keyboard alone, and by axe-core.
 
 Not run where Chromium, playwright or axe-core is missing. To have them: ``apt-get install chromium``,
-``pip install playwright``; axe-core comes with npm, or lies where ``AXE_CORE`` says (``axe.min.js``).
+``pip install --group browser``; npm brings axe-core, or it lies where ``AXE_CORE`` says (``axe.min.js``).
 ``INDEX_PICTURES`` names a folder to keep a picture of each case in.
 """
 
