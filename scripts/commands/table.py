@@ -71,6 +71,12 @@ COMMANDS = (
     Command("image", "Make a container image where no registry can be reached", Group.WHEELS),
     Command("audit", "Check that wheels need no library that users lack", Group.WHEELS),
     Command(
+        "index",
+        "Write a static index of dist/ that pip and uv install from",
+        Group.WHEELS,
+        dependencies="index",
+    ),
+    Command(
         "verify", "Prove the wheels in dist/ on this machine's GPU", Group.WHEELS, dependencies="signing"
     ),
     Command(

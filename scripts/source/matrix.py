@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,7 @@ class Matrix:
     images: dict[str, str]
     shared_ptx: dict[str, tuple[str, ...]]  # machine code of these may be made from the PTX of the key
     all_targets: tuple[Target, ...]  # of every upstream
+    torch_cuda: dict[str, str] = field(default_factory=dict)  # the CUDA of each torch on the package index
 
     @property
     def table(self) -> UpstreamTable:
@@ -198,7 +199,8 @@ def load(path: Path) -> Matrix:
     for name in compiled(parsed):
         _require_default(path, text, name, [target for target in targets if target.upstream == name])
     first = next(iter(parsed.upstreams))
-    return Matrix(path, parsed.upstreams, first, parsed.images, _shared_ptx(path, text, parsed), targets)
+    shared = _shared_ptx(path, text, parsed)
+    return Matrix(path, parsed.upstreams, first, parsed.images, shared, targets, parsed.torch_cuda)
 
 
 def _require_default(path: Path, text: str, upstream: str, targets: list[Target]) -> None:

@@ -1,4 +1,4 @@
-"""The flags of compilers and their environment, and the definitions that tell kernels and binding what there will be."""
+"""The flags and the environment of compilers, and the definitions that tell code what there will be."""
 
 from __future__ import annotations
 

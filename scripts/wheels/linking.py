@@ -63,14 +63,14 @@ def too_new(library: Path) -> tuple[str, ...]:
     newer = set()
     for name in asked:
         kind, _, number = name.partition("_")
-        if kind in _NEWEST and re.fullmatch(r"[\d.]+", number):
-            if tuple(map(int, number.split("."))) > _NEWEST[kind]:
-                newer.add(name)
+        numbered = kind in _NEWEST and re.fullmatch(r"[\d.]+", number)
+        if numbered and tuple(map(int, number.split("."))) > _NEWEST[kind]:
+            newer.add(name)
     return tuple(sorted(newer))
 
 
 def platform(library: Path) -> str:
-    """The platform of a wheel's tag: manylinux where the library asks for no newer system, else this one's."""
+    """The platform of a wheel's tag: manylinux where the library asks for no newer system, else this."""
     return "linux_x86_64" if too_new(library) else f"{_MANYLINUX}_x86_64"
 
 

@@ -111,8 +111,8 @@ def _probe(binary: Path, target: Target, marker: Path) -> dict[str, Any]:
         built = f"CUDA {facts['cuda']}" if facts["cuda"] else "the CPU alone"
         raise ToolchainError(
             f"pip installed torch {facts['torch']}, built for {built}; target {target.name} needs torch "
-            f"{target.reference_torch} for CUDA {target.cuda}. A local index or find-links in pip's configuration may "
-            "offer another build (pip config list)."
+            f"{target.reference_torch} for CUDA {target.cuda}. A local index or find-links in pip's "
+            "configuration may offer another build (pip config list)."
         )
     facts |= {"format": _READY_FORMAT, "wanted": target.reference_torch}
     files.write(marker, json.dumps(facts) + "\n")

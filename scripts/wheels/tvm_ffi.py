@@ -1,4 +1,4 @@
-"""apache-tvm-ffi, which the extension's functions are called through: its headers, and its library to link."""
+"""apache-tvm-ffi, which the extension's functions are called through: its headers and its library."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from wheel.wheelfile import WheelFile
 from scripts.base.layout import cache
 from scripts.series import model, tree
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import kernels, wheel
+from scripts.wheels import kernels, metadata, wheel
 from tests.unit.conftest import toolchain
 
 pytestmark = pytest.mark.network
