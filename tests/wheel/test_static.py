@@ -20,6 +20,7 @@ import pytest
 import torch
 from fatbin import architectures
 from flash_attn import deterministic_mode, fork_info, get_deterministic_mode, set_deterministic_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 DISTRIBUTION = importlib.metadata.distribution("flash_attn")
 
@@ -427,3 +428,33 @@ def test_what_does_not_fit_is_refused_by_name_before_a_symbol_is_missed(
     for words in said:
         assert words.format(cuda=fork_info()["cuda"].partition(".")[0]) in done.stdout
     assert done.stdout.rstrip().endswith("False"), "the library was loaded first"
+
+
+def test_wrong_calls_that_are_traced_are_refused_as_they_would_be_when_they_run() -> None:
+    kernel = sorted(flash_attn_2_cuda.kernel_set())[0]
+    dim = int(re.search(r"hdim(\d+)", kernel)[1])
+    dtype = torch.float16 if "fp16" in kernel else torch.bfloat16
+    with FakeTensorMode():
+
+        def fake(*shape: int, dtype: torch.dtype = dtype, device: str = "cuda") -> torch.Tensor:
+            return torch.empty(*shape, dtype=dtype, device=device)
+
+        q, k = fake(2, 8, 4, dim), fake(2, 9, 2, dim)
+        assert flash_attn.flash_attn_func(q, k, k).shape == q.shape
+        with pytest.raises(RuntimeError, match="must divide number of heads in query; they are 3 and 4"):
+            flash_attn.flash_attn_func(q, fake(2, 9, 3, dim), fake(2, 9, 3, dim))
+        with pytest.raises(RuntimeError, match="must be on CUDA"):
+            flash_attn.flash_attn_func(q, fake(2, 9, 2, dim, device="cpu"), k)
+        absent = {32, 64, 96, 128, 192, 256} - {
+            int(re.search(r"hdim(\d+)", name)[1]) for name in flash_attn_2_cuda.kernel_set()
+        }
+        for head_dim in absent:
+            with pytest.raises(RuntimeError, match=f"this wheel has no kernels for head_dim {head_dim}"):
+                flash_attn.flash_attn_func(*[fake(2, 8, 4, head_dim)] * 3)
+        if flash_attn_2_cuda.has_attn_bias:
+            mask = fake(1, 1, 8, 7, dtype=torch.bool)
+            with pytest.raises(ValueError, match=r"attn_mask has shape \[1, 1, 8, 7\]; allowed is "):
+                flash_attn.flash_attn_func(q, k, k, attn_mask=mask)
+        sums = fake(3, dtype=torch.int64)
+        with pytest.raises(RuntimeError, match="cu_seqlens_q must have dtype int32; it has Long"):
+            flash_attn.flash_attn_varlen_func(q[0], k[0], k[0], sums, sums, 8, 9)
