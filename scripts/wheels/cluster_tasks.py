@@ -1,0 +1,199 @@
+"""What a worker does for a build: say whether its toolchain is the build's, and compile one file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+from distributed import get_worker
+from distributed.worker import thread_state
+
+from scripts.base.errors import BuildError, CompileError
+from scripts.base.process import last_lines, quoted, tied
+from scripts.series.tree import Tree
+from scripts.wheels import archive, compile_cache, compiling, kernels, toolchain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from scripts.source.kernel_set import Kernel
+    from scripts.source.matrix import Target
+
+Finder = "Callable[[Target, bool], toolchain.Toolchain | str]"
+_PAUSE = 0.2  # seconds between two looks at a compiler
+
+
+def on_this_machine(target: Target, cache: bool) -> toolchain.Toolchain | str:  # noqa: FBT001 - picklable
+    """What compiles a target's kernels here, or why nothing does. Nothing is installed for that."""
+    try:
+        tools = toolchain.present(target, Path(tempfile.gettempdir()))
+    except BuildError as e:
+        return str(e).rstrip(".")
+    if tools is None:
+        passed = toolchain.installed_toolkit(target.cuda)[1]
+        return f"it has no CUDA {target.cuda}" + (f" ({'; '.join(passed)})" if passed else "")
+    return tools if cache else replace(tools, sccache=None)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the files of one key have in common: all that decides what they become, but for the sources."""
+
+    run: str  # of which build
+    target: Target
+    sample: Kernel
+    architectures: tuple[str, ...]
+    shared_ptx: Mapping[str, tuple[str, ...]]
+    kernel_sources: str
+    key: str  # the digest that names the folder of the objects
+    nvcc: str  # the build's own versions
+    cxx: str
+    cache: bool
+    find: Callable[[Target, bool], toolchain.Toolchain | str] = on_this_machine
+
+    @property
+    def resource(self) -> str:
+        """What a worker with the same toolchain has."""
+        return f"toolchain-{self.run}-{self.key}"
+
+    def plan(self, tools: toolchain.Toolchain, root: Path, kernel: Kernel | None = None) -> kernels.Plan:
+        """The plan of a file, as the build itself would make it."""
+        tree = Tree(root, "", "", "", "", self.kernel_sources)
+        chosen = (kernel or self.sample,)
+        return kernels.Plan(
+            tree, tools, chosen, self.architectures, root.parent, shared_ptx=dict(self.shared_ptx)
+        )
+
+    def refusal(self) -> str:
+        """Why what this machine compiles would be another object than the build's; empty where it is not."""
+        tools = self.find(self.target, self.cache)
+        return tools if isinstance(tools, str) else self.difference(tools)
+
+    def difference(self, tools: toolchain.Toolchain) -> str:
+        """How a toolchain differs from the build's."""
+        ours = tools.toolkit.version, tools.cxx_version
+        for what, mine, theirs in zip(
+            ("nvcc", "C++ compiler"), ours, (self.nvcc, self.cxx), strict=True
+        ):
+            if mine != theirs:
+                return f"its {what} is {mine}, the build's is {theirs}"
+        (unit,) = kernels.kernel_units(self.plan(tools, Path("/")))
+        if unit.key != self.key:
+            return (
+                f"its digest of compilers and flags is {unit.key}, the build's is {self.key}: its checkout of "
+                "this repository is at another commit"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class Made:
+    """An object, and what it took."""
+
+    content: bytes
+    seconds: float
+    memory: float  # bytes, of the compiler's processes together
+    hits: int
+    misses: int
+    worker: str
+
+
+def same(packed: archive.Packed) -> archive.Packed:
+    """Sources as a task's result, which the scheduler can have again where a worker that held it died."""
+    return packed
+
+
+def compile_kernel(order: Order, kernel: Kernel, packed: archive.Packed) -> Made:
+    """Compile one kernel file.
+
+    Raises:
+        CompileError: the compiler failed, or this worker's toolchain has become another.
+    """
+    worker, key = get_worker(), thread_state.key
+    tools = order.find(order.target, order.cache)
+    if why := (tools if isinstance(tools, str) else order.difference(tools)):
+        raise CompileError(f"worker {worker.name} can no longer compile {kernel.name}: {why}.")
+    assert not isinstance(tools, str)  # noqa: S101 - for mypy: why is not empty then
+    folder = Path(worker.local_directory)
+    plan = order.plan(tools, archive.unpacked(packed, folder), kernel)
+
+    def wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state in ("executing", "long-running")
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix="compile-") as place:
+        return _compile(plan, Path(place), str(worker.name), wanted)
+
+
+def _compile(plan: kernels.Plan, folder: Path, worker: str, wanted: Callable[[], bool]) -> Made:
+    """Run the command that ninja would run."""
+    (unit,) = kernels.kernel_units(plan)
+    made, log = folder / f"{unit.target.stem}.o", folder / "log"
+    launcher = f"{quoted([plan.toolchain.sccache or ''])} " if compile_cache.keeps(plan) else ""
+    copy = compiling.staged(plan.tree.root / unit.source)
+    command = kernels.command_of(plan, unit.rule).replace("$source", unit.source)
+    command = f"{launcher}{command.replace('$staged', quoted([copy]))} -o {quoted([made])}"
+    started = time.monotonic()
+    with compile_cache.server(plan.toolchain, plan.build.parent, folder / "cache.log") as cache:
+        environment = {**kernels.environment(), **cache, "TERM": "dumb"}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                tied(["sh", "-c", command]),
+                cwd=plan.tree.root,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            memory = _watched(process, cache.get("SCCACHE_SERVER_UDS", ""), wanted)
+        stats = compile_cache.stats(plan.toolchain, cache)
+    if process.returncode != 0 or not made.is_file():
+        raise CompileError(_failure(worker, unit.source, command, process.returncode, log))
+    seconds = time.monotonic() - started
+    return Made(made.read_bytes(), seconds, memory, stats.hits, stats.misses, worker)
+
+
+def _watched(process: subprocess.Popen[bytes], socket: str, wanted: Callable[[], bool]) -> float:
+    """Wait for a compiler; the most memory that it was seen to take. One that nobody wants any more ends."""
+    most = 0.0
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PAUSE)
+            return most
+        most = max(most, _taken(process.pid, socket))
+        if not wanted():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _taken(pid: int, socket: str) -> float:
+    """The bytes that a compiler takes; where a compile cache's server runs it, the server's children."""
+    total = 0
+    roots = [pid]
+    with suppress(psutil.Error):
+        for child in psutil.Process().children() if socket else ():
+            with suppress(psutil.Error):
+                if child.environ().get("SCCACHE_SERVER_UDS") == socket:
+                    roots.append(child.pid)
+    for root in dict.fromkeys(roots):
+        with suppress(psutil.Error):
+            for process in psutil.Process(root).children(recursive=True):
+                with suppress(psutil.Error):
+                    total += process.memory_info().rss
+    return float(total)
+
+
+def _failure(worker: str, source: str, command: str, status: int, log: Path) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    hint = ""
+    if status < 0 or "Killed" in text or "out of memory" in text:
+        hint = "\nThe compiler was ended: did the worker run out of memory? Start it with fewer --jobs."
+    return f"{source} failed on worker {worker} with status {status}:\n  {command}\n{last_lines(text)}{hint}"
