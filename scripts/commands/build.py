@@ -135,7 +135,9 @@ def _run(options: argparse.Namespace) -> None:
         _plan(loaded, jobs, stock=options.stock, inside=options.containers)
     if options.dry_run:
         if options.scheduler:
-            on_workers.plan(loaded, jobs, Place(layout.BUILD, options.out, not options.no_cache), options.scheduler)
+            on_workers.plan(
+                loaded, jobs, Place(layout.BUILD, options.out, not options.no_cache), options.scheduler
+            )
         _list_kernels({kernel for job in jobs for kernel in job.kernels})
         return
     _build(loaded, jobs, options)

@@ -23,13 +23,13 @@ def add(commands: Any) -> None:
     parser = arguments.sub_parser(
         commands,
         "cluster",
-        "On one machine: nox -s cluster -- scheduler. On each that compiles or proves, from a checkout of the "
+        "On one machine: nox -s cluster -- scheduler. On each that compiles or proves, in a checkout of the "
         "same commit: nox -s cluster -- worker tcp://HOST:8786. Then nox -s build -- --scheduler "
-        "tcp://HOST:8786. Whoever reaches the scheduler can run programs on the workers: keep it to a network "
+        "tcp://HOST:8786. Whoever reaches the scheduler can run programs on workers: keep it to a network "
         "you trust, or use tls:// (docs/building.md).",
     )
     parser.add_argument("what", choices=["scheduler", "worker"], help="what to run, until Ctrl-C")
-    parser.add_argument("address", nargs="?", metavar="ADDRESS", help="worker: the scheduler's, tcp://HOST:PORT")
+    parser.add_argument("address", nargs="?", metavar="ADDRESS", help="worker: the scheduler's")
     parser.add_argument("--host", metavar="ADDRESS", help="the address to listen at (default: all)")
     parser.add_argument("--port", metavar="N", type=arguments.positive, help=f"scheduler (default: {_PORT})")
     parser.add_argument("--name", help="worker: what it is called (default: its address)")
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     words = _scheduler(options) if options.what == "scheduler" else _worker(options)
-    os.execv(sys.executable, [sys.executable, "-m", *words])
+    os.execv(sys.executable, [sys.executable, "-m", *words])  # noqa: S606 - Dask's own programs
 
 
 def _scheduler(options: argparse.Namespace) -> list[str]:

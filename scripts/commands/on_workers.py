@@ -46,6 +46,6 @@ def plan(loaded: Matrix, jobs: Sequence[Job], place: Place, scheduler: cluster.S
         )
     console.out.print(table)
     console.note(
-        f"{planned.files} files, {console.duration(planned.cpu_seconds)} one after the other and nothing cached; "
+        f"{planned.files} files, {console.duration(planned.cpu_seconds)} in a row, nothing cached; "
         f"the longest takes {console.duration(planned.longest)}"
     )

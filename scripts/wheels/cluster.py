@@ -106,7 +106,10 @@ def _local(scheduler: Scheduler, jobs: int | None) -> Iterator[Client]:
     threads = math.ceil((jobs or len(os.sched_getaffinity(0))) / scheduler.count)
     with (
         LocalCluster(
-            n_workers=scheduler.count, threads_per_worker=threads, processes=False, dashboard_address=None
+            n_workers=scheduler.count,
+            threads_per_worker=threads,
+            processes=False,
+            dashboard_address="127.0.0.1:0",
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -124,11 +127,11 @@ def slurm_cluster() -> SLURMCluster:
     except ImportError as e:
         raise UsageError("--scheduler slurm needs dask-jobqueue: pip install dask-jobqueue.") from e
     try:
-        return SLURMCluster(scheduler_options={"dashboard_address": None})
+        return SLURMCluster(scheduler_options={"dashboard_address": "127.0.0.1:0"})
     except (ValueError, TypeError) as e:
         raise UsageError(
-            f"Slurm's jobs are not described ({e}). Set jobqueue.slurm in ~/.config/dask/jobqueue.yaml: cores, "
-            "memory, walltime and queue (docs/building.md, Several machines)."
+            f"Slurm's jobs are not described ({e}). Set jobqueue.slurm in ~/.config/dask/jobqueue.yaml: "
+            "cores, memory, walltime and queue (docs/building.md, Several machines)."
         ) from e
 
 
@@ -140,7 +143,9 @@ def _slurm(scheduler: Scheduler, _: int | None) -> Iterator[Client]:
         try:
             cluster.scale(jobs=scheduler.count)
             with Client(cluster) as client:
-                console.note(f"{scheduler.count} jobs of Slurm asked for; scheduler {cluster.scheduler_address}")
+                console.note(
+                    f"{scheduler.count} jobs of Slurm asked for; scheduler {cluster.scheduler_address}"
+                )
                 yield client
         finally:
             with suppress(OSError):

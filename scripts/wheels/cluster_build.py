@@ -11,7 +11,7 @@ from scripts.base import console, layout
 from scripts.base.errors import BuildError, UsageError
 from scripts.series import clone
 from scripts.source import kernel_set
-from scripts.wheels import cluster_compile, kernels, toolchain
+from scripts.wheels import cluster_compile, cluster_files, kernels, toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 def shares_of(
     loaded: Matrix, jobs: Sequence[Job], applied: Tree, place: Place
-) -> tuple[dict[Job, cluster_compile.Share], dict[Job, BuildError]]:
+) -> tuple[dict[Job, cluster_files.Share], dict[Job, BuildError]]:
     """What each job has compiled, and the jobs whose toolchain cannot be had here."""
     found: dict[tuple[str, str | None], toolchain.Toolchain] = {}
-    shares: dict[Job, cluster_compile.Share] = {}
+    shares: dict[Job, cluster_files.Share] = {}
     failed: dict[Job, BuildError] = {}
     for job in jobs:
         cuda = (job.target.cuda, job.target.toolkit)
@@ -42,7 +42,7 @@ def shares_of(
         plan = kernels.Plan(
             applied, found[cuda], job.kernels, job.architectures, place.build, shared_ptx=loaded.shared_ptx
         )
-        shares[job] = cluster_compile.Share(plan, tuple(kernels.kernel_units(plan)), job.target)
+        shares[job] = cluster_files.Share(plan, tuple(kernels.kernel_units(plan)), job.target)
     return shares, failed
 
 
@@ -55,15 +55,18 @@ def compile_for(
         The jobs that cannot be built, and why. One job alone raises it.
     """
     if options.stock:
-        raise UsageError("--stock compiles against torch, which workers need not have; leave out --scheduler.")
+        raise UsageError(
+            "--stock compiles against torch, which workers need not have; leave out --scheduler."
+        )
     _, applied = clone.apply(loaded, options.source)
     kernel_set.require_known(applied.root)
     console.step("Kernel files on workers")
     shares, failed = shares_of(loaded, jobs, applied, place)
     if shares:
         done, by_key = cluster_compile.compile_on(client, [*shares.values()], options.jobs)
+        taken = console.duration(done.seconds)
         console.note(
-            f"{done.built} compiled in {console.duration(done.seconds)}; compile caches: {done.cache_hits} hits, "
+            f"{done.built} compiled in {taken}; compile caches: {done.cache_hits} hits, "
             f"{done.cache_misses} misses"
         )
         failed |= {job: by_key[key] for job, share in shares.items() if (key := share.units[0].key) in by_key}

@@ -20,6 +20,7 @@ from distributed.scheduler import KilledWorker
 from scripts.base import console, files
 from scripts.base.errors import BuildError, CompileError, ToolchainError
 from scripts.wheels import archive, cluster_tasks, roster, seen
+from scripts.wheels.cluster_files import File, Share, files_of
 from scripts.wheels.compiling import Compiled
 
 if TYPE_CHECKING:
@@ -28,52 +29,9 @@ if TYPE_CHECKING:
 
     from distributed import Client, Future
 
-    from scripts.source.kernel_set import Kernel
-    from scripts.source.matrix import Target
-    from scripts.wheels.kernels import Plan, Unit
 
 _LOOK = 2.0  # seconds between two looks at who is there
 _LOST = (OSError, TimeoutError)  # what a scheduler that is gone shows as
-
-
-@dataclass(frozen=True)
-class Share:
-    """The files of one plan."""
-
-    plan: Plan
-    units: tuple[Unit, ...]
-    target: Target
-
-    def order(self, run: str, find: cluster_tasks.Finder) -> cluster_tasks.Order:
-        """What workers are told of it."""
-        plan, tools = self.plan, self.plan.toolchain
-        return cluster_tasks.Order(
-            run=run,
-            target=self.target,
-            sample=plan.kernels[0],
-            architectures=plan.architectures,
-            shared_ptx=dict(plan.shared_ptx),
-            kernel_sources=plan.tree.kernel_sources,
-            key=self.units[0].key,
-            nvcc=tools.toolkit.version,
-            cxx=tools.cxx_version,
-            cache=tools.sccache is not None,
-            find=find,
-        )
-
-
-@dataclass(frozen=True)
-class File:
-    """One file that is to be compiled."""
-
-    order: cluster_tasks.Order
-    kernel: Kernel
-    unit: Unit  # with what it was seen to take
-
-    @property
-    def known_as(self) -> str:
-        """What it is noted as."""
-        return seen.name_of(self.unit, self.order.target.cuda, self.order.architectures)
 
 
 @dataclass
@@ -149,8 +107,8 @@ class _Run:
         """Give up the files of this one's order; others go on."""
         if isinstance(cause, KilledWorker):
             cause = CompileError(
-                f"{file.unit.source} ended {cause.allowed_failures + 1} workers, the last {cause.last_worker.name}."
-                " Did they run out of memory? Start them with fewer --jobs."
+                f"{file.unit.source} ended {cause.allowed_failures + 1} workers, the last was "
+                f"{cause.last_worker.name}. Did they run out of memory? Start them with fewer --jobs."
             )
         if not isinstance(cause, BuildError):
             cause = CompileError(f"{file.unit.source}: {type(cause).__name__}: {cause}")
@@ -163,7 +121,9 @@ class _Run:
 
     def seconds_left(self) -> float:
         """A guess: of those on their way the half is done."""
-        left = sum(f.unit.seconds for f in self.waiting) + sum(f.unit.seconds / 2 for f in self.running.values())
+        left = sum(f.unit.seconds for f in self.waiting) + sum(
+            f.unit.seconds / 2 for f in self.running.values()
+        )
         return left / max(1, len(self.running))
 
     def refuse_orders(self) -> None:
@@ -190,21 +150,6 @@ def _keep(target: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-def files_of(shares: Sequence[Share], run: str, find: cluster_tasks.Finder) -> list[File]:
-    """What is not there yet, the longest first; a file that several plans have is there once."""
-    taken = seen.read()
-    found: dict[Path, File] = {}
-    for share in shares:
-        order = share.order(run, find)
-        kernels = {kernel.name: kernel for kernel in share.plan.kernels}
-        for unit in share.units:
-            if not unit.target.exists():
-                name = seen.name_of(unit, share.target.cuda, share.plan.architectures)
-                expected = seen.expected(unit, taken.files.get(name))
-                found.setdefault(unit.target, File(order, kernels[unit.target.stem], expected))
-    return sorted(found.values(), key=lambda file: (-file.unit.seconds, file.unit.source))
-
-
 def compile_on(
     client: Client,
     shares: Sequence[Share],
@@ -220,7 +165,7 @@ def compile_on(
         find: how a worker finds its toolchain.
 
     Returns:
-        What was compiled, and what failed by the key of the plan's objects. One plan's failure stops no other.
+        What was compiled, and what failed by the key of the plan's objects. One's failure stops no other.
 
     Raises:
         CompileError: the scheduler is gone. What was compiled stays for the next run.
@@ -236,8 +181,8 @@ def compile_on(
             done = _compile_on(client, shares, todo, jobs)
         except _LOST as e:
             raise CompileError(
-                f"the scheduler is gone ({type(e).__name__}: {e}). What was compiled is kept: the same command "
-                "goes on from there."
+                f"the scheduler is gone ({type(e).__name__}: {e}). What was compiled is kept: the same "
+                "command goes on from there."
             ) from e
     objects = tuple(file.unit.target for file, _ in done.made)
     hits, misses = (sum(getattr(made, name) for _, made in done.made) for name in ("hits", "misses"))
@@ -246,7 +191,9 @@ def compile_on(
 
 def _compile_on(client: Client, shares: Sequence[Share], todo: list[File], jobs: int | None) -> _Run:
     packed = archive.pack(shares[0].plan.tree)
-    console.note(f"{len(todo)} files to compile; their sources have {len(packed.content) / 1e6:.1f} MB packed")
+    console.note(
+        f"{len(todo)} files to compile; their sources have {len(packed.content) / 1e6:.1f} MB packed"
+    )
     name = f"fa2-{todo[0].order.run}"
     orders = {file.order.key: file.order for file in todo}
     least = max(file.unit.memory for file in todo)

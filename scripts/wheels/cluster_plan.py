@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console
 from scripts.series import clone
 from scripts.source import upstream
-from scripts.wheels import cluster_build, cluster_compile, cluster_tasks, roster
+from scripts.wheels import cluster_build, cluster_files, cluster_tasks, roster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,11 +57,11 @@ def planned(
     shares, failed = cluster_build.shares_of(loaded, jobs, applied, place)
     for job, error in failed.items():
         console.warn(f"{job.target.name}, Python {job.python}: {error}")
-    todo = cluster_compile.files_of([*shares.values()], uuid.uuid4().hex[:8], find)
+    todo = cluster_files.files_of([*shares.values()], uuid.uuid4().hex[:8], find)
     return over(client, todo) if todo else Plan()
 
 
-def over(client: Client, todo: Sequence[cluster_compile.File]) -> Plan:
+def over(client: Client, todo: Sequence[cluster_files.File]) -> Plan:
     """The plan of files over the workers that there are."""
     orders = {file.order.key: file.order for file in todo}
     least = max(file.unit.memory for file in todo)
@@ -72,7 +72,7 @@ def over(client: Client, todo: Sequence[cluster_compile.File]) -> Plan:
         return placed(todo, [*members.members.values()])
 
 
-def placed(todo: Sequence[cluster_compile.File], members: Sequence[roster.Member]) -> Plan:
+def placed(todo: Sequence[cluster_files.File], members: Sequence[roster.Member]) -> Plan:
     """The same, when the workers have answered."""
     plan = Plan(files=len(todo), cpu_seconds=sum(file.unit.seconds for file in todo))
     plan.longest = max(file.unit.seconds for file in todo)

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
 from distributed import get_worker
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from scripts.source.kernel_set import Kernel
     from scripts.source.matrix import Target
 
-Finder = "Callable[[Target, bool], toolchain.Toolchain | str]"
+Finder: TypeAlias = "Callable[[Target, bool], toolchain.Toolchain | str]"
 _PAUSE = 0.2  # seconds between two looks at a compiler
 
 
-def on_this_machine(target: Target, cache: bool) -> toolchain.Toolchain | str:  # noqa: FBT001 - picklable
+def on_this_machine(target: Target, cache: bool) -> toolchain.Toolchain | str:
     """What compiles a target's kernels here, or why nothing does. Nothing is installed for that."""
     try:
         tools = toolchain.present(target, Path(tempfile.gettempdir()))
@@ -57,7 +57,7 @@ class Order:
     nvcc: str  # the build's own versions
     cxx: str
     cache: bool
-    find: Callable[[Target, bool], toolchain.Toolchain | str] = on_this_machine
+    find: Finder = on_this_machine
 
     @property
     def resource(self) -> str:
@@ -80,16 +80,14 @@ class Order:
     def difference(self, tools: toolchain.Toolchain) -> str:
         """How a toolchain differs from the build's."""
         ours = tools.toolkit.version, tools.cxx_version
-        for what, mine, theirs in zip(
-            ("nvcc", "C++ compiler"), ours, (self.nvcc, self.cxx), strict=True
-        ):
+        for what, mine, theirs in zip(("nvcc", "C++ compiler"), ours, (self.nvcc, self.cxx), strict=True):
             if mine != theirs:
                 return f"its {what} is {mine}, the build's is {theirs}"
         (unit,) = kernels.kernel_units(self.plan(tools, Path("/")))
         if unit.key != self.key:
             return (
-                f"its digest of compilers and flags is {unit.key}, the build's is {self.key}: its checkout of "
-                "this repository is at another commit"
+                f"its digest of compilers and flags is {unit.key}, the build's is {self.key}: its checkout "
+                "of this repository is at another commit"
             )
         return ""
 
@@ -140,7 +138,8 @@ def _compile(plan: kernels.Plan, folder: Path, worker: str, wanted: Callable[[],
     launcher = f"{quoted([plan.toolchain.sccache or ''])} " if compile_cache.keeps(plan) else ""
     copy = compiling.staged(plan.tree.root / unit.source)
     command = kernels.command_of(plan, unit.rule).replace("$source", unit.source)
-    command = f"{launcher}{command.replace('$staged', quoted([copy]))} -o {quoted([made])}"
+    # exec: what ends with this process is then the compiler, or the cache's client, and no shell.
+    command = f"exec {launcher}{command.replace('$staged', quoted([copy]))} -o {quoted([made])}"
     started = time.monotonic()
     with compile_cache.server(plan.toolchain, plan.build.parent, folder / "cache.log") as cache:
         environment = {**kernels.environment(), **cache, "TERM": "dumb"}

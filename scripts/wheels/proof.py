@@ -38,6 +38,8 @@ class Provenance(OpenDocument):
 
     format: Literal[1]
     torch: str = ""  # none: of a wheel for every torch
+    architectures: tuple[str, ...] = ()  # none: its kernels are compiled at their first use
+    cuda: str = ""  # the release, where machine code is in the wheel
     series: SeriesFacts
 
 

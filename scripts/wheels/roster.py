@@ -36,9 +36,6 @@ class Question(Protocol):
         """Why this worker is refused, as the end of a sentence; empty where it is not."""
 
 
-Measure = "Callable[[Worker], dict[str, float]]"
-
-
 def memory_of(worker: Worker, *, least: float) -> dict[str, float]:
     """The bytes that compilers may take: what is free, or less where Dask was told so.
 
@@ -53,7 +50,7 @@ def measuring_memory(least: float) -> Callable[[Worker], dict[str, float]]:
     return partial(memory_of, least=least)
 
 
-class Admission(WorkerPlugin):
+class Admission(WorkerPlugin):  # type: ignore[misc] # Dask counts as untyped
     """Answers questions on each worker, and gives it resources accordingly."""
 
     def __init__(

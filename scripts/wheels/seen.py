@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from scripts.base import documents, files, layout
 from scripts.base.documents import Document
 from scripts.base.errors import CompileError
@@ -27,7 +29,7 @@ class Seen(Document):
     """The file: what was taken, by :func:`name_of`."""
 
     format: Literal[1] = 1
-    files: dict[str, Taken] = {}
+    files: dict[str, Taken] = Field(default_factory=dict)
 
 
 def _path() -> Path:
