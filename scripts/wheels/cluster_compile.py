@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 _LOOK = 2.0  # seconds between two looks at who is there
-_LOST = (OSError, TimeoutError)  # what a scheduler that is gone shows as
 
 
 @dataclass
@@ -179,7 +178,9 @@ def compile_on(
             return Compiled((), 0, 0.0, 0, 0), {}
         try:
             done = _compile_on(client, shares, todo, jobs)
-        except _LOST as e:
+        except Exception as e:
+            if client.status == "running":
+                raise
             raise CompileError(
                 f"the scheduler is gone ({type(e).__name__}: {e}). What was compiled is kept: the same "
                 "command goes on from there."
@@ -204,7 +205,7 @@ def _compile_on(client: Client, shares: Sequence[Share], todo: list[File], jobs:
         try:
             _follow(run)
         finally:
-            with suppress(*_LOST):
+            with roster.unless_gone(client):
                 client.cancel([*run.running, sources], force=True)
     return run
 
@@ -224,6 +225,7 @@ def _follow(run: _Run) -> None:
                 told = True
             for file in run.collect(_finished([*run.running])):
                 advance(file.unit.source.rpartition("/")[2], run.seconds_left())
+    run.members.refresh()  # who left since, is told
 
 
 def _finished(running: list[Future]) -> list[Future]:

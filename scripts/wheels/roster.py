@@ -8,6 +8,7 @@ scheduler itself gives no task to a worker that was refused.
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
@@ -18,7 +19,7 @@ from distributed import Worker, WorkerPlugin
 from scripts.base import console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from distributed import Client
 
@@ -90,6 +91,16 @@ def _answers(name: str, dask_worker: Worker) -> tuple[dict[str, str], dict[str, 
     return None if plugin is None or plugin.refusals is None else (plugin.refusals, plugin.measured)
 
 
+@contextmanager
+def unless_gone(client: Client) -> Iterator[None]:
+    """Leave out what cannot be done any more, where the scheduler is gone."""
+    try:
+        yield
+    except Exception:
+        if client.status == "running":
+            raise
+
+
 @dataclass
 class Member:
     """A worker, and what it answered."""
@@ -125,10 +136,8 @@ class Roster:
 
     def __exit__(self, *_: object) -> None:
         """Take everything back, where the scheduler still answers."""
-        try:
+        with unless_gone(self.client):
             self.client.unregister_worker_plugin(self.admission.name)
-        except (OSError, ValueError, TimeoutError):
-            console.warn("the scheduler no longer answers.")
 
     def refresh(self) -> None:
         """Learn which workers came and went, and tell."""

@@ -28,7 +28,7 @@ class Taken(Document):
 class Seen(Document):
     """The file: what was taken, by :func:`name_of`."""
 
-    format: Literal[1] = 1
+    format: Literal[1]
     files: dict[str, Taken] = Field(default_factory=dict)
 
 
@@ -49,7 +49,7 @@ def read() -> Seen:
     """
     path = _path()
     if not path.exists():
-        return Seen()
+        return Seen(format=1)
     return documents.read(Seen, path, error=CompileError, remedy="delete it; it is made anew")
 
 

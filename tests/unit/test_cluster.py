@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +22,12 @@ import pytest
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
 
 from scripts.base import layout
-from scripts.base.errors import ToolchainError
+from scripts.base.errors import CompileError, SeriesError, ToolchainError, UsageError
+from scripts.series.tree import Snapshot
 from scripts.source import matrix
-from scripts.wheels import cluster, cluster_compile, cluster_files, kernels, seen
+from scripts.wheels import archive, cluster, cluster_compile, cluster_files, kernels, seen
 from scripts.wheels.toolchain import Toolchain
-from tests.unit.conftest import KERNELS, compile_all, plan, toolchain
+from tests.unit.conftest import KERNELS, Command, compile_all, plan, toolchain, tree
 
 TARGET = matrix.load(layout.MATRIX).default()
 
@@ -50,16 +56,18 @@ class FoundByItsVariable:
         return dataclasses.replace(self.tools, toolkit=toolkit)
 
 
+def worker(env: dict[str, str]) -> dict[str, Any]:
+    return {"cls": Nanny, "options": {"nthreads": 1, "env": env, "dashboard_address": "127.0.0.1:0"}}
+
+
 @contextmanager
 def processes(**named: dict[str, str]) -> Iterator[tuple[Client, SpecCluster]]:
     """Workers that are processes of their own, by their names, each with its variables."""
-    workers = {
-        name: {"cls": Nanny, "options": {"nthreads": 1, "env": env, "dashboard_address": "127.0.0.1:0"}}
-        for name, env in named.items()
-    }
+    workers = {name: worker(env) for name, env in named.items()}
     scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0", "port": 0}}
     with SpecCluster(workers=workers, scheduler=scheduler) as cluster_, Client(cluster_) as client:
-        client.wait_for_workers(len(named), timeout=60)
+        if named:
+            client.wait_for_workers(len(named), timeout=60)
         yield client, cluster_
 
 
@@ -91,9 +99,10 @@ def share(tmp_path: Path, tools: Toolchain, chosen: Any = KERNELS) -> cluster_fi
 COMPILER = """
 for word; do case $word in *.cu) source=$word;; esac; done
 name=$(basename "$last"); name=${name%%.*}
+case "$*" in *sm_90*) gpu=sm_90;; *) gpu=sm_80;; esac
 echo "begin $name $PPID" >> "$0.calls"
 [ -e "$0.stop-$name" ] && rm "$0.stop-$name" && sleep 60
-[ -e "$0.fail-$name" ] && echo "no such kernel" && exit 7
+[ -e "$0.fail-$name-$gpu" ] && echo "no such kernel" && exit 7
 sleep ${PACE:-0}
 cat "$source" > "$last"
 echo "end $name $PPID" >> "$0.calls"
@@ -193,3 +202,172 @@ def test_the_longest_file_starts_first_and_memory_bounds_how_many(client: Client
     assert [call[1] for call in begun] == names[::-1]
     assert [call[0] for call in calls(tools)] == ["begin", "end"] * len(names), "two at once"
     assert len(done.objects) == len(names)
+
+
+def test_a_file_that_does_not_compile_is_told_with_its_worker_and_stops_no_other_plan(
+    client: Client, tmp_path: Path
+) -> None:
+    tools = toolchain(tmp_path, COMPILER)
+    mine, others = share(tmp_path, tools), dataclasses.replace(TARGET, name="another")
+    planned = dataclasses.replace(mine.plan, architectures=("80",))
+    second = cluster_files.Share(planned, tuple(kernels.kernel_units(planned)), others)
+    broken = mine.units[0].target.stem
+    Path(f"{tools.cxx}.fail-{broken}-sm_90").touch()
+    done, failed = cluster_compile.compile_on(client, [mine, second], None, Found(tools))
+    (key,) = failed
+    assert key == mine.units[0].key
+    assert re.search(
+        rf"(?s)flash_\w+_sm80\.cu failed on worker \d with status 7:\n  exec .*{broken}\.o\n    no such kernel",
+        str(failed[key]),
+    )
+    assert isinstance(failed[key], CompileError)
+    assert {unit.target for unit in second.units} <= {*done.objects}
+    assert not mine.units[0].target.exists()
+
+
+def test_ctrl_c_stops_the_compilers_and_keeps_what_was_finished(client: Client, tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, COMPILER)
+    mine = share(tmp_path, tools)
+    stuck = mine.units[1].target.stem
+    Path(f"{tools.cxx}.stop-{stuck}").touch()
+
+    def interrupt() -> None:
+        until(mine.units[-1].target.exists, "the others were not finished")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cluster_compile.compile_on(client, [mine], None, Found(tools))
+        waiting.result()
+    until(lambda: not compilers(tools), "a compiler goes on")
+    assert [unit.target.stem for unit in mine.units if not unit.target.exists()] == [stuck]
+    done, _ = cluster_compile.compile_on(client, [mine], None, Found(tools))
+    assert [path.stem for path in done.objects] == [stuck], "the same goes on"
+
+
+def compilers(tools: Toolchain) -> list[psutil.Process]:
+    return [
+        p
+        for p in psutil.process_iter(["cmdline", "status"])
+        if str(tools.cxx) in (p.info["cmdline"] or []) and p.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def test_a_worker_that_comes_later_gets_its_share(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, "sleep 1.5\n" + COMPILER)
+    with processes() as (client, cluster_), ThreadPoolExecutor() as threads:
+        build = threads.submit(
+            cluster_compile.compile_on, client, [share(tmp_path, tools)], None, Found(tools)
+        )
+        for name in ("first", "second"):
+            cluster_.worker_spec[name] = worker({})
+            cluster_.sync(cluster_._correct_state)
+        done, _ = build.result(timeout=60)
+    assert len(done.objects) == len(KERNELS)
+    assert len({call[2] for call in calls(tools)}) == 2
+
+
+def test_a_scheduler_that_is_gone_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_PATIENCE", 1)
+    tools = toolchain(tmp_path, COMPILER)
+    nowhere = cluster.connected(cluster.parse("tcp://127.0.0.1:9"))
+    with pytest.raises(UsageError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9"), nowhere:
+        pass
+    words = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    log = tmp_path / "scheduler.log"
+    with log.open("w") as output:
+        scheduler = subprocess.Popen(
+            [*words, "--dashboard-address", "127.0.0.1:0"], stdout=output, stderr=output
+        )
+    (address,) = until(lambda: re.findall(r"Scheduler at: +(\S+)", log.read_text()), "no scheduler")
+    with cluster.connected(cluster.parse(address)) as client, ThreadPoolExecutor() as threads:
+        build = threads.submit(
+            cluster_compile.compile_on, client, [share(tmp_path, tools)], None, Found(tools)
+        )
+        time.sleep(1)
+        scheduler.kill()
+        scheduler.wait()
+        with pytest.raises(
+            CompileError, match=r"the scheduler is gone .* the same command goes on from there"
+        ):
+            build.result(timeout=60)
+
+
+def test_no_more_files_at_once_than_jobs(client: Client, tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, COMPILER)
+    cluster_compile.compile_on(client, [share(tmp_path, tools)], 1, Found(tools))
+    assert [call[0] for call in calls(tools)] == ["begin", "end"] * len(KERNELS)
+
+
+def test_what_a_file_took_is_noted_and_a_damaged_note_is_refused(client: Client, tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, "sleep 0.5\n" + COMPILER)
+    mine = share(tmp_path, tools, KERNELS[:1])
+    cluster_compile.compile_on(client, [mine], None, Found(tools))
+    (taken,) = seen.read().files.values()
+    assert 0.5 < taken.seconds < 30
+    assert 1e5 < taken.memory < 1e9
+    name = seen.name_of(mine.units[0], TARGET.cuda, ("90",))
+    seen.note(name, seen.Taken(seconds=3, memory=1.0))
+    assert seen.read().files[name] == seen.Taken(seconds=3, memory=taken.memory), "the most memory"
+    layout.cache("seen.json").write_text("{}")
+    with pytest.raises(CompileError, match=r"seen\.json is damaged: format: .*; delete it"):
+        seen.read()
+
+
+def test_the_same_sources_are_the_same_bytes_and_unpack_to_the_same_files(tmp_path: Path) -> None:
+    source = tree(tmp_path).root
+    (source / "csrc/flash_attn/flash_api.cpp").write_text("the binding\n")
+    (source / "csrc/flash_attn/run.sh").write_text("#!/bin/sh\n")
+    (source / "csrc/flash_attn/run.sh").chmod(0o755)
+    first = archive.pack(Snapshot(source))
+    shutil.copytree(source, tmp_path / "copy")
+    (tmp_path / "copy/csrc/flash_attn/run.sh").chmod(0o600)
+    assert archive.pack(Snapshot(tmp_path / "copy")) == first
+    root = archive.unpacked(first, tmp_path)
+    assert archive.unpacked(first, tmp_path) == root
+    there = {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
+    assert there.keys() == {f"csrc/flash_attn/src/{k.source}" for k in KERNELS} | {"csrc/flash_attn/run.sh"}
+    early = Snapshot(source, seen=0)
+    with pytest.raises(SeriesError, match="changed while it was being built from"):
+        archive.pack(early)
+
+
+def test_a_worker_from_another_checkout_is_refused(client: Client, tmp_path: Path) -> None:
+    """Its flags would be others; here it is the sources' id that makes another digest."""
+    tools = toolchain(tmp_path, COMPILER)
+    mine = share(tmp_path, tools)
+    other = dataclasses.replace(mine, units=tuple(dataclasses.replace(u, key="0" * 16) for u in mine.units))
+    _, failed = cluster_compile.compile_on(client, [other], None, Found(tools))
+    assert re.search(
+        r"its digest of compilers and flags is \w{16}, the build's is 0{16}: its checkout", str(failed)
+    )
+
+
+@pytest.mark.parametrize("text", ["", "head:8786", "local:0", "slurm:x", "locals", "tcp://"])
+def test_what_is_no_scheduler_is_refused_with_the_forms(text: str, command: Command) -> None:
+    ended = command("build", "--scheduler", text)
+    assert ended.status == 2
+    assert re.search(r"is no scheduler: tcp://HOST:PORT .* local:WORKERS, or slurm:JOBS", ended.err)
+
+
+def test_without_dask_a_build_says_what_to_install(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    ended = command("build", "--kernels", "hdim64,fp16,fwd", "--scheduler", "local")
+    assert ended.status == 2
+    assert "--scheduler needs Dask: pip install distributed dask-jobqueue" in ended.err
+
+
+def test_a_build_without_the_option_imports_no_dask() -> None:
+    code = "import scripts.commands.parser as p, sys; p.parse(['build']); print('distributed' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=layout.ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("option", ["--stock", "--containers"])
+def test_options_that_do_not_go_with_workers_are_refused(option: str, command: Command) -> None:
+    ended = command("build", "--scheduler", "local", option)
+    assert ended.status == 2
+    assert "--scheduler compiles wheels' kernel files; leave out --stock and --containers." in ended.err
