@@ -129,8 +129,9 @@ def slurm_cluster() -> SLURMCluster:
     try:
         return SLURMCluster(scheduler_options={"dashboard_address": "127.0.0.1:0"})
     except (ValueError, TypeError) as e:
+        lacks = str(e).partition(",")[0].rstrip(".")
         raise UsageError(
-            f"Slurm's jobs are not described ({e}). Set jobqueue.slurm in ~/.config/dask/jobqueue.yaml: "
+            f"Slurm's jobs are not described ({lacks}). Set jobqueue.slurm in ~/.config/dask/jobqueue.yaml: "
             "cores, memory, walltime and queue (docs/building.md, Several machines)."
         ) from e
 

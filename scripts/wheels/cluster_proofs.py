@@ -15,8 +15,9 @@ import uuid
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import dask.config
 from distributed import get_worker, wait
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from distributed import Client, Future, Worker
 
+Finder: TypeAlias = "Callable[[], tuple[gpus.Gpu, ...]]"
 _LOOK = 2.0
 
 
@@ -47,7 +49,7 @@ class Need:
     python: str
     architectures: tuple[str, ...]  # none: of a wheel whose kernels are compiled at their first use
     cuda: str  # its release, or empty
-    find: Callable[[], tuple[gpus.Gpu, ...]] = gpus.found
+    find: Finder = gpus.found
 
     @property
     def resource(self) -> str:
@@ -74,9 +76,9 @@ class Need:
         return ""
 
 
-def gpus_of(worker: Worker) -> dict[str, float]:
-    """How many GPUs a worker has: as it was told, or as its driver tells."""
-    return {roster.GPU: float(worker.state.total_resources.get(roster.GPU, len(gpus.found())))}
+def gpus_of(worker: Worker, *, find: Finder) -> dict[str, float]:
+    """How many GPUs a worker has: as it was told (--resources gpu=N), or as its driver tells."""
+    return {roster.GPU: float(worker.state.total_resources.get(roster.GPU, len(find())))}
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def prove(need: Need, content: bytes, program: tuple[str, ...]) -> Answer:
         return Answer(done.returncode, done.stdout, kept, f"{worker.name}, {gpu.name}")
 
 
-def need_of(path: Path, run: str, find: Callable[[], tuple[gpus.Gpu, ...]] = gpus.found) -> Need:
+def need_of(path: Path, run: str, find: Finder = gpus.found) -> Need:
     """What a wheel says of itself that decides where it can be proved."""
     facts = verify.facts_of(path)
     told = facts.provenance
@@ -153,7 +155,7 @@ def prove_on(
     client: Client,
     wheels: Sequence[Path],
     program: tuple[str, ...] = (),
-    find: Callable[[], tuple[gpus.Gpu, ...]] = gpus.found,
+    find: Finder = gpus.found,
 ) -> dict[Path, BuildError]:
     """Prove wheels, each on a worker that fits, and leave each proof beside its wheel.
 
@@ -172,9 +174,11 @@ def prove_on(
             needs[path] = need_of(path, run, find)
         except BuildError as e:
             failed[path] = e
+    for error in failed.values():
+        console.error(str(error))
     if not needs:
         return failed
-    admission = roster.Admission(f"fa2-{run}", tuple(needs.values()), gpus_of)
+    admission = roster.Admission(f"fa2-{run}", tuple(needs.values()), partial(gpus_of, find=find))
     with roster.Roster(client, admission) as members:
         _wait_for_answers(members)
         running: dict[Future, Path] = {}
@@ -182,6 +186,7 @@ def prove_on(
             if need.resource not in members.ever:
                 reasons = "\n".join(members.refused(need.resource))
                 failed[path] = NotVerified(f"{path.name} is NOT VERIFIED: no worker can prove it:\n{reasons}")
+                console.error(str(failed[path]))
                 continue
             with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"}):
                 future = client.submit(
@@ -189,7 +194,7 @@ def prove_on(
                     need,
                     path.read_bytes(),
                     program,
-                    key=f"prove-{need.resource}",
+                    key=f"prove-{run}-{len(running)}-{need.sha256}",
                     resources={need.resource: 1, roster.GPU: 1},
                 )
             running[future] = path

@@ -85,10 +85,7 @@ class Order:
                 return f"its {what} is {mine}, the build's is {theirs}"
         (unit,) = kernels.kernel_units(self.plan(tools, Path("/")))
         if unit.key != self.key:
-            return (
-                f"its digest of compilers and flags is {unit.key}, the build's is {self.key}: its checkout "
-                "of this repository is at another commit"
-            )
+            return f"its digest of compilers and flags is {unit.key}, the build's is {self.key}"
         return ""
 
 

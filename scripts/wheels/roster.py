@@ -8,6 +8,7 @@ scheduler itself gives no task to a worker that was refused.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import psutil
 from distributed import Worker, WorkerPlugin
 
-from scripts.base import console
+from scripts.base import console, layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
     from distributed import Client
 
 MEMORY, GPU = "memory", "gpu"
+
+
+def _code_digest() -> str:
+    """What this program is, and the suites that it runs: as the files are while they are imported."""
+    folders = (layout.ROOT / "scripts", layout.ROOT / "tests/wheel", layout.ROOT / "tests/wheel4")
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(layout.ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+CODE = _code_digest()
 
 
 class Question(Protocol):
@@ -58,6 +71,7 @@ class Admission(WorkerPlugin):  # type: ignore[misc] # Dask counts as untyped
         self, name: str, questions: Sequence[Question], measure: Callable[[Worker], dict[str, float]]
     ) -> None:
         self.name = name
+        self.code = CODE
         self.questions = tuple(questions)
         self.measure = measure
         self.refusals: dict[str, str] | None = None  # by resource; None: not asked yet
@@ -65,7 +79,7 @@ class Admission(WorkerPlugin):  # type: ignore[misc] # Dask counts as untyped
 
     async def setup(self, worker: Worker) -> None:
         """Ask, and give resources."""
-        refusals = {q.resource: await asyncio.to_thread(_asked, q) for q in self.questions}
+        refusals = {q.resource: await asyncio.to_thread(_asked, q, self.code) for q in self.questions}
         self.measured = await asyncio.to_thread(self.measure, worker)
         threads = float(worker.state.nthreads)
         granted = {name: 0.0 if why else threads for name, why in refusals.items()}
@@ -77,8 +91,10 @@ class Admission(WorkerPlugin):  # type: ignore[misc] # Dask counts as untyped
         await worker.set_resources(**dict.fromkeys(self.refusals or {}, 0.0))
 
 
-def _asked(question: Question) -> str:
+def _asked(question: Question, code: str) -> str:
     """A question's answer; a worker that cannot tell is refused too."""
+    if code != CODE:
+        return "its scripts/ or tests/wheel* are not the build's; update its checkout and start it again"
     try:
         return question.refusal()
     except Exception as e:  # noqa: BLE001 - whatever it is, the one who asked must hear of it
