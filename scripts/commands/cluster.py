@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         "tcp://HOST:8786. Whoever reaches the scheduler can run programs on workers: keep it to a network "
         "you trust, or use tls:// (docs/building.md).",
     )
-    parser.add_argument("what", choices=["scheduler", "worker"], help="what to run, until Ctrl-C")
+    parser.add_argument("what", nargs="?", choices=["scheduler", "worker"], help="what to run, until Ctrl-C")
     parser.add_argument("address", nargs="?", metavar="ADDRESS", help="worker: the scheduler's")
     parser.add_argument("--host", metavar="ADDRESS", help="the address to listen at (default: all)")
     parser.add_argument("--port", metavar="N", type=arguments.positive, help=f"scheduler (default: {_PORT})")
@@ -43,6 +43,8 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.what is None:
+        raise UsageError("say what to run: nox -s cluster -- scheduler, or nox -s cluster -- worker ADDRESS.")
     words = _scheduler(options) if options.what == "scheduler" else _worker(options)
     os.execv(sys.executable, [sys.executable, "-m", *words])  # noqa: S606 - Dask's own programs
 

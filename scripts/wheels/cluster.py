@@ -123,17 +123,16 @@ def slurm_cluster() -> SLURMCluster:
         UsageError: the configuration lacks what a job needs.
     """
     try:
-        from dask_jobqueue import SLURMCluster  # noqa: PLC0415
+        import dask  # noqa: PLC0415
+        from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - fills in its defaults, which are of None
     except ImportError as e:
         raise UsageError("--scheduler slurm needs dask-jobqueue: pip install dask-jobqueue.") from e
-    try:
-        return SLURMCluster(scheduler_options={"dashboard_address": "127.0.0.1:0"})
-    except (ValueError, TypeError) as e:
-        lacks = str(e).partition(",")[0].rstrip(".")
+    if lacks := [name for name in ("cores", "memory") if not dask.config.get(f"jobqueue.slurm.{name}", None)]:
         raise UsageError(
-            f"Slurm's jobs are not described ({lacks}). Set jobqueue.slurm in ~/.config/dask/jobqueue.yaml: "
-            "cores, memory, walltime and queue (docs/building.md, Several machines)."
-        ) from e
+            f"Slurm's jobs are not described: jobqueue.slurm in ~/.config/dask/jobqueue.yaml lacks "
+            f"{' and '.join(lacks)} (docs/building.md, Several machines)."
+        )
+    return SLURMCluster(scheduler_options={"dashboard_address": "127.0.0.1:0"})
 
 
 @contextmanager

@@ -17,18 +17,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import psutil
 import pytest
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
 
 from scripts.base import layout
-from scripts.base.errors import CompileError, SeriesError, ToolchainError, UsageError
+from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError, UsageError
 from scripts.series.tree import Snapshot
 from scripts.source import matrix
-from scripts.wheels import archive, cluster, cluster_compile, cluster_files, kernels, seen
+from scripts.wheels import (
+    archive,
+    build,
+    choice,
+    cluster,
+    cluster_build,
+    cluster_compile,
+    cluster_files,
+    cluster_plan,
+    compiling,
+    gpus,
+    kernels,
+    seen,
+)
 from scripts.wheels.toolchain import Toolchain
 from tests.unit.conftest import KERNELS, Command, compile_all, plan, toolchain, tree
 
+# Dask warns of a machine that is busy; what a test says of time it says itself.
+pytestmark = pytest.mark.filterwarnings("ignore:Creating scratch directories:UserWarning")
 TARGET = matrix.load(layout.MATRIX).default()
 
 
@@ -368,3 +384,115 @@ def test_options_that_do_not_go_with_workers_are_refused(option: str, command: C
     ended = command("build", "--scheduler", "local", option)
     assert ended.status == 2
     assert "--scheduler compiles wheels' kernel files; leave out --stock and --containers." in ended.err
+
+
+def ran(command: Command, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
+    """The words of the program that ``cluster`` becomes."""
+    become: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, words: become.append(words))
+    ended = command("cluster", *arguments)
+    assert ended.status == 0, ended.err
+    return become[0][1:]
+
+
+def test_a_scheduler_and_a_worker_are_dask_s_own_programs(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpus, "found", lambda: (gpus.Gpu("GPU-1", "H100", "9.0", "580.1"),) * 2)
+    assert ran(command, monkeypatch, "scheduler", "--port", "9000") == [
+        *("-m", "distributed.cli.dask_scheduler", "--port", "9000", "--no-dashboard")
+    ]
+    words = ran(command, monkeypatch, "worker", "tcp://head:8786", "--name", "one", "--jobs", "3")
+    assert words[:7] == [
+        "-m",
+        "distributed.cli.dask_worker",
+        "tcp://head:8786",
+        "--nworkers",
+        "1",
+        "--nthreads",
+        "3",
+    ]
+    assert words[-4:] == ["--name", "one", "--resources", "gpu=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "say what to run"),
+        (("worker",), "name the scheduler: nox -s cluster -- worker tcp://HOST:8786."),
+        (("worker", "local"), "name the scheduler"),
+        (("worker", "tcp://head:1", "--port", "3"), "--port is for cluster -- scheduler."),
+        (("scheduler", "--name", "x"), "are for cluster -- worker."),
+    ],
+)
+def test_what_a_cluster_command_lacks_is_told(
+    arguments: tuple[str, ...], says: str, command: Command
+) -> None:
+    ended = command("cluster", *arguments)
+    assert ended.status == 2
+    assert says in ended.err
+
+
+def test_slurm_s_jobs_are_workers_of_this_python_as_dask_s_configuration_describes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"Slurm's jobs are not described: .* lacks cores and memory",
+    ):
+        cluster.slurm_cluster()
+    described: dict[str, Any] = {
+        "jobqueue.slurm.cores": 4,
+        "jobqueue.slurm.memory": "24GB",
+        "jobqueue.slurm.queue": "cpu",
+    }
+    described["jobqueue.slurm.job-extra-directives"] = ["--gres=gpu:1"]
+    with dask.config.set(described), cluster.slurm_cluster() as asked:
+        script = asked.job_script()
+    assert f"{sys.executable} -m distributed.cli.dask_worker tcp://" in script
+    assert "#SBATCH -p cpu" in script
+    assert "#SBATCH --cpus-per-task=4" in script
+    assert "#SBATCH --gres=gpu:1" in script
+
+
+def test_a_plan_names_each_worker_and_gives_the_longest_file_to_the_first_that_is_free(
+    tmp_path: Path,
+) -> None:
+    tools = toolchain(tmp_path, COMPILER)
+    with processes(a={}, b={}, other={"ITS_NVCC": "V12.4.131"}) as (client, _):
+        todo = cluster_files.files_of([share(tmp_path, tools)], "run", FoundByItsVariable(tools))
+        planned = cluster_plan.over(client, todo)
+    workers = {worker.name: worker for worker in planned.workers}
+    assert {name: worker.files for name, worker in workers.items()} == {"a": 3, "b": 3, "other": 0}
+    assert workers["other"].toolchains == ()
+    assert workers["a"].toolchains == ("13.0",)
+    assert (
+        sum(worker.until for worker in workers.values())
+        == planned.cpu_seconds
+        == 125 + 115 + 103 + 96 + 83 + 73
+    )
+    assert planned.longest == 125
+    assert not calls(tools)
+
+
+def test_a_build_has_its_kernel_files_compiled_and_goes_on_with_the_others_where_one_fails(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiled: list[list[str]] = []
+    built: list[str] = []
+    broken = "cu130-torch2.12"
+
+    def compile_for(loaded: object, jobs: list[choice.Job], *_: object) -> dict[choice.Job, BuildError]:
+        compiled.append([job.target.name for job in jobs])
+        return {job: CompileError("no") for job in jobs if job.target.name == broken}
+
+    def build_one(loaded: object, job: choice.Job, *_: object) -> build.Built:
+        built.append(job.target.name)
+        return build.Built(tmp_path, 1, "f" * 64, 1.0, compiling.Compiled((), 0, 0.0, 0, 0))
+
+    monkeypatch.setattr(cluster_build, "compile_for", compile_for)
+    monkeypatch.setattr(build, "build_one", build_one)
+    ended = command("build", "--target", "cu130-torch2.1[23]", "--scheduler", "local")
+    assert compiled == [["cu130-torch2.12", "cu130-torch2.13"]]
+    assert built == ["cu130-torch2.13"]
+    assert ended.status == CompileError.exit_code

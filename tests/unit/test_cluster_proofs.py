@@ -20,6 +20,7 @@ from scripts.wheels.gpus import Gpu
 from tests.unit.conftest import Command
 from tests.unit.test_cluster import processes
 
+pytestmark = pytest.mark.filterwarnings("ignore:Creating scratch directories:UserWarning")
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 H100, OTHER_H100 = (Gpu(f"GPU-{n}", "NVIDIA H100", "9.0", "580.82.07") for n in (1, 2))
 RTX = Gpu("GPU-3", "NVIDIA RTX 4090", "8.9", "580.82.07")
