@@ -496,3 +496,40 @@ def test_a_build_has_its_kernel_files_compiled_and_goes_on_with_the_others_where
     assert compiled == [["cu130-torch2.12", "cu130-torch2.13"]]
     assert built == ["cu130-torch2.13"]
     assert ended.status == CompileError.exit_code
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundByRelease:
+    """A toolchain for each release of CUDA, with the same script as its compiler."""
+
+    tools: Toolchain
+
+    def __call__(self, target: matrix.Target, _: bool) -> Toolchain:
+        toolkit = dataclasses.replace(self.tools.toolkit, release=target.cuda, version=f"V{target.cuda}.1")
+        return dataclasses.replace(self.tools, toolkit=toolkit)
+
+
+def test_the_full_matrix_over_two_workers_with_one_killed(tmp_path: Path) -> None:
+    """Every target's files, those of several targets once; after a third of them one worker is no more."""
+    find = FoundByRelease(toolchain(tmp_path, 'echo "$*" > "$last"\n'))
+    targets = matrix.load(layout.MATRIX).targets
+    every = tuple({kernel for target in targets for kernel in target.kernels})
+    for kernel in every:
+        path = tree(tmp_path).root / "csrc/flash_attn/src" / kernel.source
+        path.write_text(f"// {kernel.name}\n")
+    root, shares = tree(tmp_path), []
+    for target in targets:
+        planned = kernels.Plan(
+            root, find(target, False), target.kernels, target.architectures, tmp_path / "build"
+        )
+        shares.append(cluster_files.Share(planned, tuple(kernels.kernel_units(planned)), target))
+    wanted = {unit.target for one in shares for unit in one.units}
+    with processes(a={}, b={}) as (client, _), ThreadPoolExecutor() as threads:
+        build = threads.submit(cluster_compile.compile_on, client, shares, None, find)
+        until(lambda: sum(path.exists() for path in wanted) > len(wanted) / 3, "a third was not compiled")
+        psutil.Process(next(iter(client.run(os.getpid).values()))).kill()
+        done, failed = build.result(timeout=300)
+    assert not failed
+    assert len({one.units[0].key for one in shares}) == len({(t.cuda, t.architectures) for t in targets})
+    assert {*done.objects} == wanted == {path for path in wanted if path.exists()}
+    assert len(done.objects) == len(wanted) < sum(len(one.units) for one in shares)
