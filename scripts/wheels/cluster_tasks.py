@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,7 +21,7 @@ from scripts.series.tree import Tree
 from scripts.wheels import archive, compile_cache, compiling, kernels, toolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from scripts.source.kernel_set import Kernel
     from scripts.source.matrix import Target
@@ -94,8 +93,8 @@ class Made:
     """An object, and what it took."""
 
     content: bytes
-    seconds: float
-    memory: float  # bytes, of the compiler's processes together
+    seconds: float  # of CPU, by the compiler's processes
+    memory: float  # bytes, of them together
     hits: int
     misses: int
     worker: str
@@ -137,7 +136,7 @@ def _compile(plan: kernels.Plan, folder: Path, worker: str, wanted: Callable[[],
     command = kernels.command_of(plan, unit.rule).replace("$source", unit.source)
     # exec: what ends with this process is then the compiler, or the cache's client, and no shell.
     command = f"exec {launcher}{command.replace('$staged', quoted([copy]))} -o {quoted([made])}"
-    started = time.monotonic()
+    spent = _Spent()
     with compile_cache.server(plan.toolchain, plan.build.parent, folder / "cache.log") as cache:
         environment = {**kernels.environment(), **cache, "TERM": "dumb"}
         with log.open("wb") as output:
@@ -149,30 +148,50 @@ def _compile(plan: kernels.Plan, folder: Path, worker: str, wanted: Callable[[],
                 stderr=output,
                 start_new_session=True,
             )
-            memory = _watched(process, cache.get("SCCACHE_SERVER_UDS", ""), wanted)
+            _watch(process, cache.get("SCCACHE_SERVER_UDS", ""), wanted, spent)
         stats = compile_cache.stats(plan.toolchain, cache)
     if process.returncode != 0 or not made.is_file():
         raise CompileError(_failure(worker, unit.source, command, process.returncode, log))
-    seconds = time.monotonic() - started
-    return Made(made.read_bytes(), seconds, memory, stats.hits, stats.misses, worker)
+    return Made(made.read_bytes(), spent.seconds, spent.memory, stats.hits, stats.misses, worker)
 
 
-def _watched(process: subprocess.Popen[bytes], socket: str, wanted: Callable[[], bool]) -> float:
-    """Wait for a compiler; the most memory that it was seen to take. One that nobody wants any more ends."""
-    most = 0.0
+@dataclass
+class _Spent:
+    """What a compiler's processes were seen to take."""
+
+    memory: float = 0.0  # the most, of all at one moment
+    cpu: dict[tuple[int, float], float] = field(default_factory=dict)  # seconds, by process
+
+    @property
+    def seconds(self) -> float:
+        """Of CPU, by all."""
+        return sum(self.cpu.values())
+
+    def look(self, processes: Iterable[psutil.Process]) -> None:
+        """Take what they use now."""
+        memory = 0
+        for process in processes:
+            with suppress(psutil.Error):
+                used = process.cpu_times()
+                self.cpu[process.pid, process.create_time()] = used.user + used.system
+                memory += process.memory_info().rss
+        self.memory = max(self.memory, float(memory))
+
+
+def _watch(process: subprocess.Popen[bytes], socket: str, wanted: Callable[[], bool], spent: _Spent) -> None:
+    """Wait for a compiler, and see what it takes; one that nobody wants any more ends."""
     while True:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_PAUSE)
-            return most
-        most = max(most, _taken(process.pid, socket))
+            return
+        spent.look(_compilers(process.pid, socket))
         if not wanted():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _taken(pid: int, socket: str) -> float:
-    """The bytes that a compiler takes; where a compile cache's server runs it, the server's children."""
-    total = 0
+def _compilers(pid: int, socket: str) -> Iterator[psutil.Process]:
+    """A compiler's processes; where a compile cache's server runs them, the server's children."""
     roots = [pid]
     with suppress(psutil.Error):
         for child in psutil.Process().children() if socket else ():
@@ -181,10 +200,8 @@ def _taken(pid: int, socket: str) -> float:
                     roots.append(child.pid)
     for root in dict.fromkeys(roots):
         with suppress(psutil.Error):
-            for process in psutil.Process(root).children(recursive=True):
-                with suppress(psutil.Error):
-                    total += process.memory_info().rss
-    return float(total)
+            yield psutil.Process(root)
+            yield from psutil.Process(root).children(recursive=True)
 
 
 def _failure(worker: str, source: str, command: str, status: int, log: Path) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Taken(Document):
     """What one file took, the last time that it was compiled and not answered by a cache."""
 
-    seconds: float
+    seconds: float  # of CPU
     memory: float  # bytes; the most that it was ever seen to take
 
 

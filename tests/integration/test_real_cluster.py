@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from scripts.base import layout
 from scripts.source import kernel_set, matrix
-from scripts.wheels import cluster_compile, cluster_files, compiling, kernels, toolchain
+from scripts.wheels import cluster_compile, cluster_files, compiling, kernels, seen, toolchain
 from tests.unit.conftest import plan
 from tests.unit.test_cluster import processes
 
@@ -44,20 +46,15 @@ def other_nvcc(folder: Path, real: toolchain.Toolkit) -> Path:
 
 
 def test_objects_of_workers_are_those_of_one_machine_and_another_nvcc_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(seen, "_path", lambda: tmp_path / "seen.json")  # these are no kernel files
     tools = toolchain.assemble(TARGET, None, tmp_path / "build", cache=False)
     planned = plan(tmp_path, tools, KERNELS)
     for number, kernel in enumerate(KERNELS):
         (planned.tree.root / "csrc/flash_attn/src" / kernel.source).write_text(SOURCE.format(number=number))
     (planned.tree.root / "csrc/flash_attn/src/named.h").write_text("#pragma once\n")
-    planned = kernels.Plan(
-        type(planned.tree)(planned.tree.root, *("b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)),
-        tools,
-        KERNELS,
-        ("90",),
-        planned.build,
-    )
+    planned = dataclasses.replace(planned, tree=dataclasses.replace(planned.tree, seen=time.time_ns()))
     units = tuple(kernels.kernel_units(planned))
     alone = {path: stripped(path, tmp_path) for path in compiling.compile_units(planned, [*units], 1).objects}
     for path in alone:

@@ -317,11 +317,11 @@ def test_no_more_files_at_once_than_jobs(client: Client, tmp_path: Path) -> None
 
 
 def test_what_a_file_took_is_noted_and_a_damaged_note_is_refused(client: Client, tmp_path: Path) -> None:
-    tools = toolchain(tmp_path, "sleep 0.5\n" + COMPILER)
+    tools = toolchain(tmp_path, 'timeout 1 sh -c "while :; do :; done"\n' + COMPILER)
     mine = share(tmp_path, tools, KERNELS[:1])
     cluster_compile.compile_on(client, [mine], None, Found(tools))
     (taken,) = seen.read().files.values()
-    assert 0.5 < taken.seconds < 30
+    assert 0.1 < taken.seconds < 1.5
     assert 1e5 < taken.memory < 1e9
     name = seen.name_of(mine.units[0], TARGET.cuda, ("90",))
     seen.note(name, seen.Taken(seconds=3, memory=1.0))
