@@ -39,7 +39,6 @@ class _Run:
 
     client: Client
     members: roster.Roster
-    sources: Future
     waiting: list[File]  # the longest first
     limit: int | None
     running: dict[Future, File] = field(default_factory=dict)
@@ -66,7 +65,6 @@ class _Run:
                 cluster_tasks.compile_kernel,
                 file.order,
                 file.kernel,
-                self.sources,
                 key=f"kernel-{file.order.run}-{self.tries}-{file.kernel.name}",
                 resources={file.order.resource: 1, roster.MEMORY: file.unit.memory},
                 priority=round(file.unit.seconds),
@@ -195,18 +193,17 @@ def _compile_on(client: Client, shares: Sequence[Share], todo: list[File], jobs:
     console.note(
         f"{len(todo)} files to compile; their sources have {len(packed.content) / 1e6:.1f} MB packed"
     )
-    name = f"fa2-{todo[0].order.run}"
     orders = {file.order.key: file.order for file in todo}
     least = max(file.unit.memory for file in todo)
-    admission = roster.Admission(name, tuple(orders.values()), roster.measuring_memory(least))
+    measure = roster.measuring_memory(least)
+    admission = roster.Admission(todo[0].order.plugin, tuple(orders.values()), measure, packed)
     with roster.Roster(client, admission) as members:
-        sources = client.submit(cluster_tasks.same, packed, key=f"sources-{name}-{packed.sha256}")
-        run = _Run(client, members, sources, todo, jobs)
+        run = _Run(client, members, todo, jobs)
         try:
             _follow(run)
         finally:
             with roster.unless_gone(client):
-                client.cancel([*run.running, sources], force=True)
+                client.cancel([*run.running], force=True)
     return run
 
 

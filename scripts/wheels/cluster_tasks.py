@@ -18,7 +18,7 @@ from distributed.worker import thread_state
 from scripts.base.errors import BuildError, CompileError
 from scripts.base.process import last_lines, quoted, tied
 from scripts.series.tree import Tree
-from scripts.wheels import archive, compile_cache, compiling, kernels, toolchain
+from scripts.wheels import archive, compile_cache, compiling, kernels, roster, toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,6 +57,11 @@ class Order:
     cxx: str
     cache: bool
     find: Finder = on_this_machine
+
+    @property
+    def plugin(self) -> str:
+        """The name of what asks workers, and brings them the sources."""
+        return f"fa2-{self.run}"
 
     @property
     def resource(self) -> str:
@@ -100,12 +105,7 @@ class Made:
     worker: str
 
 
-def same(packed: archive.Packed) -> archive.Packed:
-    """Sources as a task's result, which the scheduler can have again where a worker that held it died."""
-    return packed
-
-
-def compile_kernel(order: Order, kernel: Kernel, packed: archive.Packed) -> Made:
+def compile_kernel(order: Order, kernel: Kernel) -> Made:
     """Compile one kernel file.
 
     Raises:
@@ -115,7 +115,8 @@ def compile_kernel(order: Order, kernel: Kernel, packed: archive.Packed) -> Made
     tools = order.find(order.target, order.cache)
     if why := (tools if isinstance(tools, str) else order.difference(tools)):
         raise CompileError(f"worker {worker.name} can no longer compile {kernel.name}: {why}.")
-    assert not isinstance(tools, str)  # noqa: S101 - for mypy: why is not empty then
+    packed = roster.luggage_of(worker, order.plugin)
+    assert not isinstance(tools, str) and packed  # noqa: PT018, S101 - for mypy
     folder = Path(worker.local_directory)
     plan = order.plan(tools, archive.unpacked(packed, folder), kernel)
 

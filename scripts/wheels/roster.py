@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
+    from scripts.wheels import archive
+
 MEMORY, GPU = "memory", "gpu"
 
 
@@ -68,12 +70,17 @@ class Admission(WorkerPlugin):  # type: ignore[misc] # Dask counts as untyped
     """Answers questions on each worker, and gives it resources accordingly."""
 
     def __init__(
-        self, name: str, questions: Sequence[Question], measure: Callable[[Worker], dict[str, float]]
+        self,
+        name: str,
+        questions: Sequence[Question],
+        measure: Callable[[Worker], dict[str, float]],
+        luggage: archive.Packed | None = None,
     ) -> None:
         self.name = name
         self.code = CODE
         self.questions = tuple(questions)
         self.measure = measure
+        self.luggage = luggage  # what tasks need; as a task's input it would draw all to one worker
         self.refusals: dict[str, str] | None = None  # by resource; None: not asked yet
         self.measured: dict[str, float] = {}
 
@@ -115,6 +122,11 @@ def unless_gone(client: Client) -> Iterator[None]:
     except Exception:
         if client.status == "running":
             raise
+
+
+def luggage_of(worker: Worker, name: str) -> archive.Packed | None:
+    """What a run's plugin brought to a worker."""
+    return cast("Admission", worker.plugins[name]).luggage
 
 
 @dataclass

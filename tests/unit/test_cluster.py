@@ -92,8 +92,8 @@ def calls(tools: Toolchain) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def until(done: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + 60
+def until(done: Callable[[], Any], what: str, seconds: int = 60) -> Any:
+    deadline = time.monotonic() + seconds
     while not (found := done()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
@@ -256,7 +256,7 @@ def test_ctrl_c_stops_the_compilers_and_keeps_what_was_finished(client: Client, 
         with pytest.raises(KeyboardInterrupt):
             cluster_compile.compile_on(client, [mine], None, Found(tools))
         waiting.result()
-    until(lambda: not compilers(tools), "a compiler goes on")
+    until(lambda: not compilers(tools), "a compiler goes on", seconds=20)
     assert [unit.target.stem for unit in mine.units if not unit.target.exists()] == [stuck]
     done, _ = cluster_compile.compile_on(client, [mine], None, Found(tools))
     assert [path.stem for path in done.objects] == [stuck], "the same goes on"
@@ -310,10 +310,42 @@ def test_a_scheduler_that_is_gone_is_one_error(tmp_path: Path, monkeypatch: pyte
             build.result(timeout=60)
 
 
-def test_no_more_files_at_once_than_jobs(client: Client, tmp_path: Path) -> None:
+def test_two_workers_compile_side_by_side_from_the_first_moment(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask would give all tasks with a common input to the worker that has it."""
+    monkeypatch.setenv("PACE", "0.3")
+    tools = toolchain(tmp_path, COMPILER)
+    cluster_compile.compile_on(client, [share(tmp_path, tools)], None, Found(tools))
+    assert [call[0] for call in calls(tools)][:2] == ["begin", "begin"]
+    assert [call[0] for call in calls(tools)][-2:] == ["end", "end"]
+
+
+def test_no_more_files_at_once_than_jobs(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACE", "0.3")
     tools = toolchain(tmp_path, COMPILER)
     cluster_compile.compile_on(client, [share(tmp_path, tools)], 1, Found(tools))
     assert [call[0] for call in calls(tools)] == ["begin", "end"] * len(KERNELS)
+
+
+def test_a_file_for_which_the_memory_is_not_enough_waits(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the first there is no room, though there is for two of the others."""
+    monkeypatch.setenv("PACE", "0.3")
+    tools = toolchain(tmp_path, COMPILER)
+    mine = share(tmp_path, tools)
+    for unit in mine.units:
+        big = unit is mine.units[0]
+        taken = seen.Taken(seconds=1000.0 if big else 1.0, memory=1e15 if big else 4e14)
+        seen.note(seen.name_of(unit, TARGET.cuda, ("90",)), taken)
+    with cluster.connected(cluster.parse("local"), 4) as one:
+        cluster_compile.compile_on(one, [mine], None, Found(tools))
+    said = [(call[0], call[1] == mine.units[0].target.stem) for call in calls(tools)]
+    assert said[:2] == [("begin", True), ("end", True)], "another beside it"
+    assert [word for word, _ in said[2:4]] == ["begin", "begin"], "two of the others at once"
 
 
 def test_what_a_file_took_is_noted_and_a_damaged_note_is_refused(client: Client, tmp_path: Path) -> None:
