@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import layout
 from scripts.commands import table
 from scripts.source import kernel_set, matrix, matrix_tables, upstream
+from scripts.wheels import cluster
 
 if TYPE_CHECKING:
     from scripts.source.kernel_set import Kernel
@@ -115,6 +116,25 @@ def add_jobs(parser: argparse.ArgumentParser, what: str = "compilers at once", a
         metavar="N",
         type=positive,
         help=f"{what} (default: by cores and memory)",
+    )
+
+
+def add_scheduler(parser: argparse.ArgumentParser, what: str) -> None:
+    """``--scheduler``, of every command whose work other machines can do."""
+
+    def scheduler(text: str) -> cluster.Scheduler:
+        try:
+            return cluster.parse(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    parser.add_argument(
+        "--scheduler",
+        action=Once,
+        metavar="ADDRESS",
+        type=scheduler,
+        help=f"{what} on the workers of a Dask scheduler: tcp://HOST:PORT; local[:N], N workers here; or "
+        "slurm[:N], N jobs of Slurm (docs/building.md, Several machines)",
     )
 
 

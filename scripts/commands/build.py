@@ -10,7 +10,7 @@ from rich.table import Table
 
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, UpstreamError, UsageError
-from scripts.commands import arguments, build_python
+from scripts.commands import arguments, build_python, on_workers
 from scripts.commands.matrix import list_targets
 from scripts.source import matrix, upstream
 from scripts.source.kernel_set import DTYPES, HEAD_DIMS, Pass
@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
     arguments.add_upstream(parser)
     _add_choice(parser)
     arguments.add_jobs(parser, action=arguments.Once)
+    arguments.add_scheduler(parser, "compile the kernel files")
     arguments.add_source(parser)
     parser.add_argument("--no-cache", action="store_true", help="do without the compile cache")
     _add_result(parser)
@@ -133,6 +134,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.dry_run or len(jobs) > 1:
         _plan(loaded, jobs, stock=options.stock, inside=options.containers)
     if options.dry_run:
+        if options.scheduler:
+            on_workers.plan(
+                loaded, jobs, Place(layout.BUILD, options.out, not options.no_cache), options.scheduler
+            )
         _list_kernels({kernel for job in jobs for kernel in job.kernels})
         return
     _build(loaded, jobs, options)
@@ -152,20 +157,23 @@ def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
         console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 3 GB.")
     how = BuildOptions(options.source, options.jobs, options.stock, options.python, options.sign)
     place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
+    failed: list[BuildError] = []
+    if options.scheduler:
+        without = on_workers.compile_for(loaded, jobs, how, place, options.scheduler)
+        jobs, failed = [job for job in jobs if job not in without], [*without.values()]
     if options.kernels_only:
         for job in {(j.target.cuda, j.target.toolkit, j.kernels, j.architectures): j for j in jobs}.values():
             build.kernels_only(loaded, job, how, place)
-        return
-    if options.containers:
+    elif options.containers:
         failed = build.in_containers(loaded, jobs, how, place, options.image)
     else:
         results = build.build_all(loaded, jobs, how, place, check_reproducible=options.check_reproducible)
         if len(jobs) > 1:
             _summary(jobs, results)
-        failed = [result for result in results if isinstance(result, BuildError)]
+        failed += [result for result in results if isinstance(result, BuildError)]
     if failed:
         raise SystemExit(failed[0].exit_code)
-    if not (options.stock or options.containers):
+    if not (options.stock or options.containers or options.kernels_only):
         console.note("next: nox -s verify, on a machine with a GPU")
 
 
@@ -177,6 +185,8 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
         raise UpstreamError(f"--source git: {unusable}.")
     if options.stock and len(jobs) > 1:
         raise UsageError("--stock makes one file whatever the target; choose one target.")
+    if options.scheduler and (options.stock or options.containers):
+        raise UsageError("--scheduler compiles wheels' kernel files; leave out --stock and --containers.")
     if options.containers and (
         options.stock
         or options.check_reproducible

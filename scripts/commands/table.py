@@ -57,7 +57,7 @@ COMMANDS = (
         "build",
         "Build wheels into dist/",
         Group.WHEELS,
-        option_dependencies={"--containers": "containers", "--sign": "signing"},
+        option_dependencies={"--containers": "containers", "--sign": "signing", "--scheduler": "cluster"},
     ),
     Command("matrix", "List the targets, or render the workflow that builds them", Group.WHEELS),
     Command("archs", "Check which compute capabilities may share PTX", Group.LAB),
@@ -77,7 +77,11 @@ COMMANDS = (
         dependencies="index",
     ),
     Command(
-        "verify", "Prove the wheels in dist/ on this machine's GPU", Group.WHEELS, dependencies="signing"
+        "verify",
+        "Prove the wheels in dist/ on this machine's GPU",
+        Group.WHEELS,
+        dependencies="signing",
+        option_dependencies={"--scheduler": "cluster"},
     ),
     Command(
         "inspect",
@@ -85,6 +89,12 @@ COMMANDS = (
         Group.WHEELS,
         dependencies="inspecting",
         module="inspection",
+    ),
+    Command(
+        "cluster",
+        "Run a Dask scheduler, or a worker that compiles and proves",
+        Group.WHEELS,
+        dependencies="cluster",
     ),
     Command("emulate", "Run the kernels without a GPU, interpreted; finds faults, proves nothing", Group.LAB),
     Command("apply", "Apply the patch series to upstream, in build/source", Group.SERIES),

@@ -38,6 +38,8 @@ class Provenance(OpenDocument):
 
     format: Literal[1]
     torch: str = ""  # that it is tried beside; none where its suite says which
+    architectures: tuple[str, ...] = ()  # none: its kernels are compiled at their first use
+    cuda: str = ""  # the release, where machine code is in the wheel
     series: SeriesFacts
 
 

@@ -153,7 +153,7 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
             )
         result = read_proof(proof)
         if not extra:
-            _keep_proof(path, proof, result)
+            keep_proof(path, proof, result)
     _report(result)
     kept = f" The proof is {companions.proof(path)}." if not extra else ""
     _judge(path, status, result, kept, chosen=bool(extra))
@@ -185,7 +185,7 @@ def _run_suite(
     return subprocess.run(words, cwd=root, env=environment, check=False).returncode
 
 
-def _keep_proof(path: Path, proof: Path, result: Proof) -> None:
+def keep_proof(path: Path, proof: Path, result: Proof) -> None:
     """Put a proof beside its wheel."""
     if result.wheel is None or sha256(path) != result.wheel.sha256:
         raise VerifyError(f"{path} was replaced while it was verified; run this again.")

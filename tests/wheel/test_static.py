@@ -431,7 +431,7 @@ def test_what_does_not_fit_is_refused_by_name_before_a_symbol_is_missed(
 
 
 def test_wrong_calls_that_are_traced_are_refused_as_they_would_be_when_they_run() -> None:
-    kernel = sorted(flash_attn_2_cuda.kernel_set())[0]
+    kernel = min(flash_attn_2_cuda.kernel_set())
     dim = int(re.search(r"hdim(\d+)", kernel)[1])
     dtype = torch.float16 if "fp16" in kernel else torch.bfloat16
     with FakeTensorMode():
