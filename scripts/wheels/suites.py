@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -25,6 +26,13 @@ class Suite:
     torch: str = ""  # for a wheel that names none
     requirements: tuple[str, ...] = ()  # for a wheel whose own leave the version open, of which bits depend
     upstream: bool = True  # whether it runs upstream's own tests
+    processes: int = 1  # run its cases, at most: where kernels are compiled, each does so on a core
+
+    @property
+    def parallel(self) -> tuple[str, ...]:
+        """The arguments of pytest-xdist."""
+        count = min(self.processes, os.cpu_count() or 1)
+        return ("--numprocesses", str(count), "--dist", "worksteal") if count > 1 else ()
 
     def python(self, name: str) -> str | None:
         """The Python that a wheel is for, by its name; this one, for one of all. None: another suite's."""
@@ -53,6 +61,7 @@ SUITES = (
             "torch-c-dlpack-ext==0.1.5",
         ),
         upstream=False,
+        processes=8,
     ),
 )
 

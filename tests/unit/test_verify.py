@@ -14,7 +14,7 @@ from scripts import __main__
 from scripts.base.errors import NotVerified, UsageError, VerifyError, WheelError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import origin, verify
+from scripts.wheels import origin, suites, verify
 from scripts.wheels.proof import Provenance, read_proof
 from tests.unit.conftest import BASE, ROOT, Make, checkout_of
 
@@ -238,3 +238,13 @@ def test_a_wheel_of_flash_attn_4_has_its_own_suite_torch_and_this_python(tmp_pat
     assert (facts.suite.folder, facts.torch) == ("wheel4", "2.11.0")
     assert facts.python == f"{sys.version_info.major}.{sys.version_info.minor}"
     assert verify.wheels_in(tmp_path) == [path]
+
+
+def test_the_suite_that_compiles_kernels_has_a_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, four = suites.SUITES
+    told = []
+    for cores in (1, 2, 64):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        told.append(four.parallel[1:2])
+        assert one.parallel == ()
+    assert told == [(), ("2",), ("8",)]
