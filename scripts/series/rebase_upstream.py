@@ -20,7 +20,8 @@ def changes(folder: Folder, state: State) -> UpstreamChanges:
     """What upstream changed between the two releases."""
     git = Repository(folder.root / "upstream", SeriesError)
     between = upstream_changes.between(git, state.old_pin, state.new_pin)
-    return upstream_changes.compare(folder.space(state), list(state.patches), between)
+    package = state.new_pin.package
+    return upstream_changes.compare(folder.space(state), list(state.patches), between, package)
 
 
 def tell(folder: Folder, state: State) -> None:

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripts.series import relied
+from scripts.series import public, relied
 from scripts.series.upstream_report import Listing, Signature, UpstreamChanges
-from scripts.source import build_script, functions, kernel_set
+from scripts.source import build_script, kernel_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from scripts.base.git import Repository
     from scripts.series.move import Workspace
-    from scripts.source.functions import Function
     from scripts.source.matrix_tables import Upstream
-
-_PACKAGE = "flash_attn/__init__.py"
 
 
 def compare(
-    space: Workspace, patches: Sequence[str], git: tuple[Repository, str, str] | None = None
+    space: Workspace,
+    patches: Sequence[str],
+    git: tuple[Repository, str, str] | None = None,
+    package: str | None = None,
 ) -> UpstreamChanges:
     """Compare the two bases of a workspace.
 
@@ -32,6 +32,7 @@ def compare(
         space: from :func:`scripts.series.move.workspace`.
         patches: their names, in the order of the series.
         git: upstream's repository with the old and the new commit, where there is one.
+        package: of a python upstream, its folder.
     """
     repository, bases = space.repository, (space.old_base, space.new_base)
     scripts = [build_script.read(_read(repository, base, "setup.py")) for base in bases]
@@ -45,7 +46,7 @@ def compare(
         flags=_listing(scripts[0].flags, scripts[1].flags),
         manifest=_listing(*manifests),
         unknown_kernels=kernel_set.unknown(there),
-        signatures=_signatures(space, touched),
+        signatures=_signatures(space, package, touched),
         relied=relied.changed(space, touched, git),
     )
 
@@ -94,15 +95,29 @@ def _bases(space: Workspace) -> tuple[str, str]:
 # --- signatures ---
 
 
-def _signatures(space: Workspace, touched: Mapping[str, relied.Touched]) -> tuple[Signature, ...]:
-    old, new = (_public(space.repository, commit) for commit in _bases(space))
+def _public(
+    repository: Repository, commit: str, package: str | None, touched: Mapping[str, relied.Touched]
+) -> dict[str, public.Called]:
+    def read(path: str) -> bytes:
+        return _read(repository, commit, path)
+
+    if package is None:
+        return public.of_extension(read)
+    words: frozenset[str] = frozenset().union(*(t.python for t in touched.values()))
+    return public.of_package(package, read, words)
+
+
+def _signatures(
+    space: Workspace, package: str | None, touched: Mapping[str, relied.Touched]
+) -> tuple[Signature, ...]:
+    old, new = (_public(space.repository, commit, package, touched) for commit in _bases(space))
     changed = []
     for called in dict.fromkeys([*old, *new]):
         before, after = old.get(called), new.get(called)
-        parameters = [function[2] if function else None for function in (before, after)]
-        if parameters[0] == parameters[1]:
+        parameters = [function.parameters if function else None for function in (before, after)]
+        if (function := before or after) is None or parameters[0] == parameters[1]:
             continue
-        file, name, _ = before or after or ("", "", ())
+        file, name = function.file, function.name
         by = {patch: t for patch, t in touched.items() if (file, name) in t.functions}
         added = {patch: t.parameters.get((file, name), ()) for patch, t in by.items()}
         changed.append(
@@ -125,32 +140,3 @@ def _names(patch: relied.Touched, file: str, name: str, called: str) -> bool:
     if file == build_script.BINDING:
         return name in patch.cpp or method in patch.python
     return bool({name, method} & patch.python)
-
-
-def _public(repository: Repository, commit: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
-    """What others may call, by the name they call it: the file, the function and its parameters."""
-    found: dict[str, tuple[str, str, tuple[str, ...]]] = {}
-    binding = _read(repository, commit, build_script.BINDING)
-    listed = functions.functions(build_script.BINDING, binding)
-    for name, function in functions.bound(binding).items():
-        if function in listed:
-            place = (build_script.BINDING, function, listed[function].parameters)
-            found[f"flash_attn_2_cuda.{name}"] = place
-    for path in _modules(repository, commit):
-        module = path.removesuffix(".py").replace("/", ".")
-        for name, one in functions.functions(path, _read(repository, commit, path)).items():
-            if _is_public(one):
-                found[f"{module}.{name}"] = (path, name, one.parameters)
-    return found
-
-
-def _modules(repository: Repository, commit: str) -> list[str]:
-    """The modules that ``import flash_attn`` takes names from."""
-    module = functions.imported_modules(_read(repository, commit, _PACKAGE))
-    names = [f"{name.replace('.', '/')}.py" for name in module if name.startswith("flash_attn.")]
-    return [name for name in dict.fromkeys(names) if repository.find(f"{commit}:{name}") is not None]
-
-
-def _is_public(function: Function) -> bool:
-    """A function of the module, rather than a method or one that is its own."""
-    return "." not in function.name and not function.name.startswith("_")

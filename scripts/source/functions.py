@@ -207,6 +207,37 @@ def imported_modules(content: bytes) -> list[str]:
     return [node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module]
 
 
+def exported(content: bytes, package: str) -> dict[str, tuple[str, str]]:
+    """What a package takes from its modules for others: by name, a module and the name in it.
+
+    >>> exported(b"from .a import f as g, h; from p.b import _x; __all__ = ['g']; import os", "p")
+    {'g': ('p.a', 'f')}
+    >>> exported(b"from . import a; from .a import f, _g; from q import r", "p")
+    {'f': ('p.a', 'f')}
+    """
+    try:
+        body = ast.parse(content).body
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[str, tuple[str, str]] = {}
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.level < 2:
+            module = f"{package}.{node.module}" if node.level else node.module
+            if module.startswith(f"{package}."):
+                found |= {alias.asname or alias.name: (module, alias.name) for alias in node.names}
+    names = _all(body)
+    return {n: place for n, place in found.items() if (n in names if names else not n.startswith("_"))}
+
+
+def _all(body: list[ast.stmt]) -> set[str]:
+    """The names of ``__all__``; none where it is not there, or no list of texts."""
+    for node in body:
+        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]:
+            values = getattr(node.value, "elts", [])
+            return {str(v.value) for v in values if isinstance(v, ast.Constant)}
+    return set()
+
+
 def _python(content: bytes) -> Iterable[Function]:
     try:
         module = ast.parse(content)

@@ -40,7 +40,7 @@ def pack(tree: Snapshot) -> Packed:
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for path in sorted(path for folder in _FOLDERS for path in (tree.root / folder).rglob("*")):
-            if path.is_file() and _NOT.isdisjoint(path.parts):
+            if path.is_file() and _NOT.isdisjoint(path.relative_to(tree.root).parts):
                 content = path.read_bytes()
                 entry = tarfile.TarInfo(path.relative_to(tree.root).as_posix())
                 entry.size, entry.mode = len(content), 0o644

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,13 @@ class Suite:
     torch: str = ""  # for a wheel that names none
     requirements: tuple[str, ...] = ()  # for a wheel whose own leave the version open, of which bits depend
     upstream: bool = True  # whether it runs upstream's own tests
+    processes: int = 1  # run its cases, at most: where kernels are compiled, each does so on a core
+
+    @property
+    def parallel(self) -> tuple[str, ...]:
+        """The arguments of pytest-xdist."""
+        count = min(self.processes, os.cpu_count() or 1)
+        return ("--numprocesses", str(count), "--dist", "worksteal") if count > 1 else ()
 
     def proves(self, name: str) -> bool:
         """Whether it is for a wheel of this name."""
@@ -49,6 +57,7 @@ SUITES = (
             "torch-c-dlpack-ext==0.1.5",
         ),
         upstream=False,
+        processes=8,
     ),
 )
 

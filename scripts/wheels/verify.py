@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # tests/wheel/ledger.py exits with it when the GPU half did not run, or cases were chosen.
 _NOT_VERIFIED = 30
-_PYTEST = "pytest>=8.4"
+_PYTEST, _PROCESSES = "pytest>=8.4", "pytest-xdist>=3.6"
 UPSTREAM_TESTS = PurePosixPath("tests/test_flash_attn.py")
 
 
@@ -86,8 +86,9 @@ def installed(facts: Facts, root: Path, logs: Path) -> Path:
         error=ToolchainError,
         what="could not make a virtual environment",
     )
+    pytest = (_PYTEST, _PROCESSES) if facts.suite.parallel else (_PYTEST,)
     run(
-        pip.installing(python, torch_for_cuda(facts.torch), "numpy", _PYTEST),
+        pip.installing(python, torch_for_cuda(facts.torch), "numpy", *pytest),
         error=ToolchainError,
         what=f"could not install torch {facts.torch}",
         hint=pip.HINT,
@@ -179,7 +180,7 @@ def _run_suite(
         options.append(f"--upstream={own}")
     command = [
         *(python, "-m", "pytest", folder, "-c", os.devnull, f"--rootdir={folder}"),
-        *("-q", "-p", "no:cacheprovider", *options, *extra),
+        *("-q", "-p", "no:cacheprovider", *kind.parallel, *options, *extra),
     ]
     words, environment = [str(word) for word in command], {**os.environ, "PYTHONPATH": ""}
     return subprocess.run(words, cwd=root, env=environment, check=False).returncode

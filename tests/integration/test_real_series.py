@@ -13,7 +13,7 @@ import pytest
 
 from scripts.base.errors import ActionNeeded
 from scripts.base.layout import cache
-from scripts.series import changes, export, forecast, guards, lint, model, tree
+from scripts.series import changes, export, forecast, guards, lint, model, public, tree
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import kernel_set, matrix, releases, upstream
@@ -68,6 +68,24 @@ def test_the_forecast_is_the_one_that_is_known(name: str, version: str, tmp_path
     assert {m.patch.removesuffix(".patch"): m.outcome.value for m in moves} == KNOWN[name][version], (
         "\n".join(f"{m}" for m in moves)
     )
+
+
+def test_public_functions_of_a_python_upstream_are_found_in_every_release() -> None:
+    """From 4.0.0b33 to b36 none has other parameters, but for a private one, which is told where a patch names it."""
+    loaded = MATRIX.of("flash-attn-4")
+    assert loaded.upstream.package is not None
+    seen = []
+    for version in (*reversed(loaded.releases), loaded.upstream.version):
+        read = releases.find(
+            loaded, version, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST
+        ).checkout.read
+        seen.append(public.of_package(loaded.upstream.package, read, {"_bwd_postprocess_convert"}))
+    users = ("flash_attn.cute.flash_attn_func", "flash_attn.cute.flash_attn_varlen_func")
+    private = "flash_attn.cute.interface._bwd_postprocess_convert"
+    assert {tuple(found) for found in seen} == {(*users, private)}
+    assert [len({found[name].parameters for found in seen}) for name in users] == [1, 1]
+    before, after = (set(found[private].parameters) for found in seen[-2:])
+    assert after - before == {"accum_order"}
 
 
 def test_our_headers_are_formatted(checkout: upstream.Checkout, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from scripts import __main__
 from scripts.base.errors import NotVerified, UsageError, VerifyError, WheelError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import origin, verify
+from scripts.wheels import origin, suites, verify
 from scripts.wheels.proof import Provenance, read_proof
 from tests.unit.conftest import BASE, FACTS, ROOT, WHEEL_NAME, Make, checkout_of, whole_wheel
 
@@ -230,3 +230,13 @@ def test_a_wheel_whose_provenance_lies_elsewhere_is_no_wheel_of_the_suite(tmp_pa
     path = whole_wheel(tmp_path, place="flash_attn/cute/_fork.json")
     with pytest.raises(WheelError, match=r"its provenance is flash_attn/cute/_fork\.json"):
         verify.facts_of(path)
+
+
+def test_the_suite_that_compiles_kernels_has_a_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, four = suites.SUITES
+    told = []
+    for cores in (1, 2, 64):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        told.append(four.parallel[1:2])
+        assert one.parallel == ()
+    assert told == [(), ("2",), ("8",)]

@@ -92,6 +92,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture
 def control(request: pytest.FixtureRequest) -> Any:
     """Record a negative control: ``control(differs, must_differ=True)``."""
+    return recorder(request)
+
+
+def recorder(request: pytest.FixtureRequest) -> Any:
+    """What records the negative controls of a case."""
 
     def record(differs: bool, must_differ: bool = True) -> None:
         ledger = request.config.stash[LEDGER]

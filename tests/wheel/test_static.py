@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import inspect
 import json
@@ -10,29 +9,39 @@ import os
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import flash_attn
 import flash_attn_2_cuda
 import pytest
 import torch
 from fatbin import architectures
-from flash_attn import deterministic_mode, fork_info, get_deterministic_mode, set_deterministic_mode
+from flash_attn import deterministic_mode, fork_info, set_deterministic_mode
+from mode_rules import *  # noqa: F403 - the cases of the mode, which find the fixtures below
+from mode_rules import VARIABLES, Process
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 DISTRIBUTION = importlib.metadata.distribution("flash_attn")
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        check=False,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def package() -> ModuleType:
+    return flash_attn
+
+
+@pytest.fixture
+def in_process() -> Process:
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", f"import flash_attn as f\n{code}"],
+            check=False,
+            env={**os.environ, **dict.fromkeys(VARIABLES, ""), **environment},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
 
 
 def test_version_names_the_fork_and_cuda_s_major_release() -> None:
@@ -133,231 +142,6 @@ def test_upstream_surface_is_all_there() -> None:
         "softmax_scale",
         "causal",
     ]
-
-
-def test_mode_is_off_by_default_with_2048_tokens() -> None:
-    done = run_python(
-        "import flash_attn; print(tuple(flash_attn.get_deterministic_mode()))",
-        FA2_DETERMINISTIC="",
-        FA2_SPLIT_SIZE="",
-    )
-    assert done.stdout.strip() == "(False, 2048)", done.stderr
-
-
-def test_environment_sets_the_defaults() -> None:
-    code = "import flash_attn as f; print(tuple(f.get_deterministic_mode())); f.set_deterministic_mode(True, 512); f.set_deterministic_mode(True); print(f.get_deterministic_mode().split_size)"
-    done = run_python(code, FA2_DETERMINISTIC="1", FA2_SPLIT_SIZE="1024")
-    assert done.stdout.split("\n")[:2] == ["(True, 1024)", "1024"], done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("FA2_DETERMINISTIC", "yes"),
-        ("FA2_DETERMINISTIC", "2"),
-        ("FA2_DEBUG", "on"),
-        ("FA2_SPLIT_SIZE", "abc"),
-        ("FA2_SPLIT_SIZE", "0"),
-    ]
-    + [("FA2_SPLIT_SIZE", v) for v in ("-512", "100", "512.0", "99999999999999999999", "4294967296")],
-)
-def test_bad_environment_is_an_error_at_import_that_names_it(name: str, value: str) -> None:
-    done = run_python("import flash_attn", **{name: value})
-    assert done.returncode != 0
-    # A ValueError, not an ImportError: "try: import flash_attn" must not take it for a missing package.
-    assert f"ValueError: {name}='{value}'" in done.stderr
-
-
-@pytest.mark.parametrize("bad", [0, -512, 100, 2**30 + 64, 2**31, 2**40])
-def test_bad_split_size_is_a_value_error_that_names_it(bad: int) -> None:
-    for call in (
-        lambda: set_deterministic_mode(True, bad),
-        lambda: deterministic_mode(split_size=bad).__enter__(),
-    ):
-        with pytest.raises(ValueError, match=f"split_size={bad}"):
-            call()
-    assert get_deterministic_mode() == (False, 2048)
-
-
-@pytest.mark.parametrize("bad", ["512", 512.0, True])
-def test_split_size_of_another_type_is_a_type_error(bad: object) -> None:
-    with pytest.raises(TypeError, match="split_size"):
-        set_deterministic_mode(True, bad)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="enabled"):
-        set_deterministic_mode(512)  # type: ignore[arg-type]
-
-
-def test_scopes_nest_and_end_with_an_exception() -> None:
-    set_deterministic_mode(True, 1024)
-    with deterministic_mode(split_size=2048):
-        assert get_deterministic_mode() == (True, 2048)
-        with pytest.raises(KeyError, match="off"), deterministic_mode(False):
-            raise KeyError("on" if get_deterministic_mode().enabled else "off")
-        assert get_deterministic_mode() == (True, 2048)
-    assert get_deterministic_mode() == (True, 1024)
-
-
-def test_scope_decorates_a_function() -> None:
-    @deterministic_mode(split_size=256)
-    def inside() -> tuple[bool, int]:
-        return tuple(get_deterministic_mode())  # type: ignore[return-value]
-
-    assert inside() == (True, 256)
-    assert inside() == (True, 256)
-    assert not get_deterministic_mode().enabled
-
-
-def test_scope_decorates_concurrent_and_recursive_calls() -> None:
-    barrier = threading.Barrier(4)
-
-    @deterministic_mode(split_size=256)
-    def inside(depth: int) -> bool:
-        if depth:
-            return inside(depth - 1)
-        barrier.wait(10)
-        return get_deterministic_mode() == (True, 256)
-
-    seen: list[bool] = []
-    threads = [threading.Thread(target=lambda: seen.append(inside(3))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == [True] * 4
-
-
-def test_scope_refuses_to_decorate_what_runs_after_the_call() -> None:
-    async def coroutine() -> None:
-        pass
-
-    def generator() -> Iterator[None]:
-        yield
-
-    for function, advice in (
-        (coroutine, "inside its body"),
-        (generator, "around each part of its body that does not yield"),
-    ):
-        with pytest.raises(TypeError, match=f"cannot decorate .*: open the scope {advice}"):
-            deterministic_mode()(function)
-
-
-def test_scopes_that_generators_close_in_another_order_leave_nothing_open() -> None:
-    def generator(split_size: int) -> Iterator[None]:
-        with deterministic_mode(split_size=split_size):
-            yield
-
-    one, other = generator(512), generator(1024)
-    next(one)
-    next(other)
-    one.close()  # type: ignore[attr-defined]
-    assert get_deterministic_mode() == (True, 1024)
-    other.close()  # type: ignore[attr-defined]
-    assert not get_deterministic_mode().enabled
-
-
-def test_threads_and_tasks_share_a_scope() -> None:
-    shared = deterministic_mode(split_size=512)
-    seen: list[object] = []
-
-    def thread(barrier: threading.Barrier) -> None:
-        with shared, shared:
-            barrier.wait(10)
-            seen.append(get_deterministic_mode())
-            barrier.wait(10)
-        seen.append(get_deterministic_mode())
-
-    async def task() -> None:
-        with shared:
-            await asyncio.sleep(0)
-            seen.append(get_deterministic_mode())
-        seen.append(get_deterministic_mode())
-
-    async def tasks() -> None:
-        await asyncio.gather(task(), task())
-
-    meeting = threading.Barrier(2)
-    threads = [threading.Thread(target=thread, args=(meeting,)) for _ in range(2)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    asyncio.run(tasks())
-    off = get_deterministic_mode()
-    assert not off.enabled
-    assert seen.count((True, 512)) == seen.count(off) == 4
-
-
-def test_a_scope_that_was_opened_elsewhere_is_not_closed_here() -> None:
-    scope = deterministic_mode()
-    with pytest.raises(RuntimeError, match="opened in another thread or asyncio task, or not at all"):
-        scope.__exit__(None, None, None)
-
-
-def test_environment_is_read_once() -> None:
-    code = "import os, flash_attn as f; os.environ['FA2_SPLIT_SIZE'] = 'bad'; f.set_deterministic_mode(True); print(f.get_deterministic_mode().split_size)"
-    done = run_python(code, FA2_SPLIT_SIZE="1024")
-    assert done.stdout.strip() == "1024", done.stderr
-
-
-def test_scope_stays_in_its_thread_and_the_process_mode_reaches_all() -> None:
-    seen: dict[str, object] = {}
-
-    def other(name: str) -> None:
-        seen[name] = tuple(get_deterministic_mode())
-
-    def run(name: str) -> None:
-        thread = threading.Thread(target=other, args=(name,))
-        thread.start()
-        thread.join()
-
-    with deterministic_mode(split_size=512):
-        run("in scope")
-    set_deterministic_mode(True, 1024)
-    run("process")
-    assert seen == {"in scope": (False, 2048), "process": (True, 1024)}
-
-
-def test_scopes_of_interleaved_asyncio_tasks_do_not_mix() -> None:
-    async def task(size: int, rounds: int) -> bool:
-        with deterministic_mode(split_size=size):
-            for _ in range(rounds):
-                await asyncio.sleep(0)
-                if get_deterministic_mode() != (True, size):
-                    return False
-        return not get_deterministic_mode().enabled
-
-    async def main() -> list[bool]:
-        return await asyncio.gather(task(256, 3), task(512, 7), task(1024, 2))
-
-    assert all(asyncio.run(main()))
-    assert not get_deterministic_mode().enabled
-
-
-def test_mode_set_by_many_threads_is_never_seen_half_changed() -> None:
-    pairs = {(True, 256), (False, 1024)}
-    torn: list[object] = []
-    stop = threading.Event()
-
-    def write(enabled: bool, size: int) -> None:
-        while not stop.is_set():
-            set_deterministic_mode(enabled, size)
-
-    def read() -> None:
-        torn.extend(
-            mode for mode in (tuple(get_deterministic_mode()) for _ in range(20000)) if mode not in pairs
-        )
-
-    set_deterministic_mode(True, 256)
-    writers = [threading.Thread(target=write, args=pair) for pair in pairs]
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for thread in writers + readers:
-        thread.start()
-    for thread in readers:
-        thread.join()
-    stop.set()
-    for thread in writers:
-        thread.join()
-    assert not torn
 
 
 @torch.library.custom_op("fork_test::split_size_now", mutates_args=())

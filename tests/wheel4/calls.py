@@ -1,6 +1,6 @@
 """How one sequence may be laid out in a call. Each function gives the rows of the sequence asked for.
 
-On tensors without values (machine.compiling) a call compiles its kernels and gives tensors without values.
+On tensors without values (without_values.py) a call compiles its kernels and gives tensors without values.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m pytest tests/wheel4 --proof proof.json --contract contract.json
 
-As in tests/wheel, 0 means verified, and 30 that the GPU half did not run. Without a GPU the static half runs. It
-compiles every kernel that the GPU half calls for SM 9.0, or for the architecture that ``--arch`` names.
+As in tests/wheel, 0 means verified, and 30 that the GPU half did not run. Without a GPU its cases run on tensors that
+have no values, to compile every kernel that they call for SM 9.0, or for the architecture that ``--arch`` names. They
+count as not run.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ import pytest
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "wheel"))
 
+import compiled
 import ledger
 import machine
 from ledger import (  # noqa: F401 - hooks and fixtures, which pytest looks for here
-    control,
     entry,
     pytest_collection_finish,
-    pytest_collection_modifyitems,
     pytest_deselected,
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
+from without_values import compiling
 
-CONTRACT = "contract"  # its key in the ledger's entries
+CONTRACT, KERNELS = "contract", "kernels"  # their keys in the ledger's entries
+COMPILED = "not run: no CUDA device; their kernels compile"
 _made: Path | None = None  # the folder of kernels that goes at the end
 
 
@@ -45,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kernels",
         metavar="DIR",
         default=None,
-        help="keep compiled kernels here (default: a folder that goes at the end)",
+        help="where there is a GPU, keep compiled kernels here (default: a folder that goes at the end)",
     )
     parser.addoption(
         "--arch",
@@ -57,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     global _made  # noqa: PLW0603
     ledger.configure(config, Path(__file__).resolve().parent)
-    folder = config.getoption("--kernels")
+    folder = config.getoption("--kernels") if machine.GPU else None
     if not hasattr(config, "workerinput"):  # whose environment is this one's
         if folder is None:
             folder = tempfile.mkdtemp(prefix="flash_attn_4-kernels-")
@@ -80,13 +82,30 @@ def _mode_off() -> Iterator[None]:
     set_deterministic_mode(False)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    """Without a GPU, the calls of a case of the GPU half are compiled, and nothing is shown of their results."""
+    if machine.GPU or not pyfuncitem.get_closest_marker("gpu"):
+        return (yield)
+    with compiling():
+        yield
+    pytest.skip(COMPILED)
+
+
+@pytest.fixture
+def control(request: pytest.FixtureRequest) -> Any:
+    """Record a negative control: ``control(differs, must_differ=True)``; without a GPU, nothing differs."""
+    return ledger.recorder(request) if machine.GPU else lambda *_, **__: None
+
+
 @pytest.fixture
 def cell(request: pytest.FixtureRequest) -> Any:
     """Record a cell of the contract's table: ``cell(row, column, differing, of)``."""
     cells = request.config.stash[ledger.LEDGER].entries.setdefault(CONTRACT, [])
 
     def record(row: str, column: str, differing: int, of: int) -> None:
-        cells.append({"row": row, "column": column, "differing": differing, "of": of})
+        if machine.GPU:
+            cells.append({"row": row, "column": column, "differing": differing, "of": of})
 
     return record
 
@@ -105,6 +124,10 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     from flash_attn import cute
 
+    if _made is not None and not machine.GPU:
+        found = session.config.stash[ledger.LEDGER].entries[KERNELS] = compiled.figures(_made)
+        if exitstatus == pytest.ExitCode.OK and found["asked_for"] != found["compiled"]:
+            exitstatus = session.exitstatus = pytest.ExitCode.TESTS_FAILED
     ledger.finish(session, exitstatus, lambda: {**cute.fork_info(), "toolchain": machine.toolchain()})
     target = session.config.getoption("--contract")
     if target is None or hasattr(session.config, "workerinput"):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import compiled
 import torch
 
 CONTRACT_FORMAT = 1
@@ -22,11 +22,17 @@ _ACCELERATED = ("sm_90", "sm_100", "sm_120")  # CUTLASS wants sm_90a there
 
 
 def prepare(kernels: Path, architecture: str) -> None:
-    """Set the environment that flash_attn.cute reads, also for processes that this one starts."""
-    os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = "1"
+    """Set the environment that flash_attn.cute reads, also for processes that this one starts.
+
+    Args:
+        kernels: where compiled kernels are kept; without a GPU, where is noted what this run has compiled.
+        architecture: what to compile for where there is no GPU.
+    """
+    os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = str(int(GPU))
     os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] = str(kernels)
     if not GPU:
         os.environ.update(environment_for(architecture))
+        os.environ[compiled.FOLDER] = str(kernels)
 
 
 def environment_for(architecture: str) -> dict[str, str]:
@@ -50,23 +56,9 @@ def architecture() -> str:
     return os.environ["FLASH_ATTENTION_ARCH"]
 
 
-def _multiprocessors(*_: Any) -> int:
+def multiprocessors() -> int:
+    """Those of the GPU that calls are compiled for, where there is none."""
     return int(os.environ["FLASH_ATTENTION_NUM_SMS"])
-
-
-def compiling() -> AbstractContextManager[Any]:
-    """Where there is no GPU, tensors have shapes and no values in it, and calls compile their kernels and stop."""
-    if GPU:
-        return nullcontext()
-    from cutlass.utils.hardware_info import HardwareInfo
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    torch.cuda.current_device = lambda: 0  # DLPack asks, and CUDA does not start here
-    # What schedules of SM 10.0 ask the driver for.
-    HardwareInfo.__init__ = lambda *_, **__: None
-    HardwareInfo.get_device_multiprocessor_count = _multiprocessors
-    HardwareInfo.get_max_active_clusters = lambda _, cluster_size, **__: _multiprocessors() // cluster_size
-    return FakeTensorMode()
 
 
 def toolchain() -> dict[str, str]:

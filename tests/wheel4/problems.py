@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
+import machine
 import torch
 from bits import Rows, seed_of
 from torch import Tensor
@@ -69,6 +71,16 @@ class Sequence:
 
 def draw(config: Config, len_q: int, len_k: int, *name: object) -> Sequence:
     """A random sequence, which follows from its name and the call."""
+    return _draw(config, len_q, len_k, *name) if machine.GPU else _drawn(config, len_q, len_k)
+
+
+@functools.cache
+def _drawn(config: Config, len_q: int, len_k: int) -> Sequence:
+    """One for all names: without values, they are alike."""
+    return _draw(config, len_q, len_k)
+
+
+def _draw(config: Config, len_q: int, len_k: int, *name: object) -> Sequence:
     generator = torch.Generator("cpu").manual_seed(seed_of(config, len_q, len_k, *name))
 
     def normal(length: int, heads: int) -> Tensor:
@@ -103,7 +115,7 @@ class Exact:
 
 def reference(config: Config, sequence: Sequence, dtype: torch.dtype = torch.float64) -> Exact:
     """Attention by its definition, in ``dtype`` throughout, with its gradients."""
-    inputs = {name: getattr(sequence, name).to(dtype).requires_grad_() for name in "qkv"}
+    inputs = {name: getattr(sequence, name).detach().to(dtype).requires_grad_() for name in "qkv"}
     sink = config.sinks()
     if sink is not None:
         inputs["sink"] = sink = sink.to(dtype).requires_grad_()

@@ -25,7 +25,11 @@ def key(tmp_path: Path) -> Callable[..., tuple[str, str]]:
     """The folder and the name of a kernel, in a process with another environment; and code to run before."""
 
     def ask(before: str = "", path: Path | None = None, **environment: str) -> tuple[str, str]:
-        env = {**os.environ, **environment, "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(tmp_path / "kernels")}
+        cache = {
+            "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
+            "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(tmp_path / "kernels"),
+        }
+        env = {**os.environ, **environment, **cache}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path or ""), os.environ.get("PYTHONPATH", "")]))
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", before + KEY],

@@ -1,57 +1,150 @@
-"""Every kernel that the GPU half calls compiles, without a GPU: tensors have shapes and no values here."""
+"""The GPU half's cases compile their kernels where there is no GPU (conftest.py). Here is what that rests on."""
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import compiled
 import machine
 import pytest
-from calls import dense, dense_gradients
-from cases import BACKWARD, CONFIGS, FORWARD, other_tiles, own
-from flash_attn.cute import deterministic_mode
-from problems import Config, draw
-from test_chunks import CHUNKED, SPLIT, path
+import torch
+from bits import assert_same_bits
+from calls import dense, dense_gradients, varlen
+from cutlass import cute
+from flash_attn.cute import interface
+from problems import Config, draw, reference
+from without_values import compiling
 
+pytestmark = pytest.mark.skipif(machine.GPU, reason="the GPU half compiles its kernels, and runs them")
 FOLDER = Path(__file__).resolve().parent
-without_a_gpu = pytest.mark.skipif(machine.GPU, reason="the GPU half compiles these kernels, and runs them")
+BASE = Config(64, causal=True)
+Asked = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-@without_a_gpu
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_kernels_of_forward_compile(config: Config) -> None:
-    with machine.compiling():
-        for layout in FORWARD.values():
-            for alone, other in layout(config):
-                assert alone.out.shape == other.out.shape
-                assert alone.lse.shape == other.lse.shape
-        if config.head_dim == 128:
-            other_tiles(config, own(config))
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What ``cute.compile`` is given by calls, which compile nothing then."""
+    found: Asked = []
+    monkeypatch.setattr(compiled.Once, "__call__", lambda _, *args, **options: found.append((args, options)))
+    return found
 
 
-@without_a_gpu
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_kernels_of_backward_compile(config: Config) -> None:
-    with machine.compiling():
-        for layout in BACKWARD.values():
-            alone, other = layout(config)
-            assert {name: t.shape for name, t in alone.items()} == {
-                name: t.shape for name, t in other.items()
-            }
-        if config.head_dim == 128:
-            dense_gradients(config, [own(config)], deterministic=False)
+def identities(
+    asked: Asked, config: Config, call: Callable[..., object] = dense, queries: int = 300
+) -> set[str]:
+    """The kernels that a call asks for."""
+    asked.clear()
+    interface._flash_attn_fwd.compile_cache.clear()
+    with compiling():
+        call(config, [draw(config, queries, 300)])
+    interface._flash_attn_fwd.compile_cache.clear()  # of what was not compiled
+    return {compiled.identity(*args, **options) for args, options in asked}
 
 
-@without_a_gpu
-@pytest.mark.parametrize("name", ["walked", "spread"])
-@pytest.mark.parametrize("config", CHUNKED, ids=str)
-def test_kernels_of_chunks_compile(config: Config, name: str) -> None:
-    with machine.compiling(), path(name), deterministic_mode(split_size=SPLIT):
-        for layout in FORWARD.values():
-            for alone, other in layout(config):
-                assert alone.out.shape == other.out.shape
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(BASE, head_dim=128),
+        replace(BASE, dtype="fp16"),
+        replace(BASE, causal=False),
+        replace(BASE, heads_k=2),
+        replace(BASE, sink=True),
+        replace(BASE, softcap=15.0),
+        replace(BASE, causal=False, window=(300, 50)),
+    ],
+    ids=str,
+)
+def test_another_kernel_has_another_identity(other: Config, asked: Asked) -> None:
+    (one,) = identities(asked, BASE)
+    assert identities(asked, other).isdisjoint({one})
+    assert identities(asked, BASE, varlen).isdisjoint({one})
+
+
+def test_a_value_that_is_compiled_in_is_part_of_the_identity(asked: Asked) -> None:
+    one, other = (identities(asked, replace(BASE, softcap=softcap)) for softcap in (15.0, 30.0))
+    assert one.isdisjoint(other)
+
+
+def test_a_value_that_a_kernel_is_launched_with_is_none(asked: Asked) -> None:
+    local = Config(64)
+    one, other = (identities(asked, replace(local, window=window)) for window in ((300, 50), (20, 7)))
+    assert one == other
+
+
+def test_keys_of_one_identity_have_the_same_machine_code(asked: Asked, tmp_path: Path) -> None:
+    """One query and many: flash_attn.cute's keys tell them apart, and no kernel of SM 9.0 does."""
+    compile_kernel, made = cute.compile, []
+    for queries in (1, 300):
+        (one,) = identities(asked, BASE, queries=queries)
+        ((args, options),) = asked
+        with compiling():
+            kernel = compile_kernel(*args, no_jit_engine=True, **options)
+        path = tmp_path / f"{queries}.o"
+        kernel.export_to_c(object_file_path=str(path), function_name="kernel")
+        made.append((one, path.read_bytes()))
+    assert made[0] == made[1]
+
+
+class Kernel:
+    """What ``cute.compile`` may be given."""
+
+    def __init__(self, made_with: object) -> None:
+        self.made_with = made_with
+
+    def __call__(self, length: int, stages: Constexpr[int] = 1) -> None: ...  # noqa: F821
+
+
+def test_a_kernel_is_compiled_by_the_first_process_that_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compiled.FOLDER, str(tmp_path))
+    made: list[object] = []
+    processes = [compiled.Once(lambda *args, **_: made.append(args)) for _ in range(2)]
+    for process in processes:
+        for given in ((Kernel(1), 300), (Kernel(1), 400), (Kernel(2), 300), (Kernel(1), 300, 2)):
+            process(*given)
+    assert len(made) == 3
+    assert compiled.figures(tmp_path) == {"asked_for": 3, "compiled": 3}
+
+
+def test_a_kernel_that_does_not_compile_is_asked_for_and_not_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compiled.FOLDER, str(tmp_path))
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no registers left")
+
+    with pytest.raises(RuntimeError, match="no registers left"):
+        compiled.Once(fails)(Kernel(1), 300)
+    assert compiled.figures(tmp_path) == {"asked_for": 1, "compiled": 0}
+
+
+def test_a_kernel_that_cannot_be_described_is_an_error() -> None:
+    with pytest.raises(TypeError, match="no description of what a kernel is made with"):
+        compiled.identity(Kernel(object()), 300)
+
+
+def test_a_case_goes_on_whatever_it_asks_of_values() -> None:
+    with compiling():
+        mine = draw(BASE, 300, 300)
+        rows = dense(BASE, [mine])
+        assert_same_bits(rows.out, rows.out.clone(), "out")
+        assert rows.lse.isfinite().all()
+        assert (rows.lse == -math.inf).all()
+        assert not rows.out.any()
+        assert (rows.out - 1).abs().max().item() <= 0
+        assert torch.equal(rows.out, rows.out + 1)
+        assert len(rows.lse[rows.lse.isfinite()]) == 1
+        exact = reference(BASE, mine)
+        assert exact.gradients["k"].shape == mine.k.shape
 
 
 OTHERS = {  # what their kernels take, of upstream's own checks
@@ -61,14 +154,14 @@ OTHERS = {  # what their kernels take, of upstream's own checks
 }
 
 
-@without_a_gpu
 @pytest.mark.skipif("FORK_OTHER_ARCHITECTURE" in os.environ, reason="is a process of this test")
 @pytest.mark.parametrize("architecture", OTHERS)
-def test_some_kernels_of_other_architectures_compile(architecture: str) -> None:
+def test_some_kernels_of_other_architectures_compile(architecture: str, tmp_path: Path) -> None:
     """In a process of its own, because the architecture is read when CUTLASS is imported."""
     environment = {
         **os.environ,
         "FORK_OTHER_ARCHITECTURE": architecture,
+        compiled.FOLDER: str(tmp_path),
         **machine.environment_for(architecture),
     }
     path = os.pathsep.join([str(FOLDER), str(FOLDER.parent / "wheel"), os.environ.get("PYTHONPATH", "")])
@@ -82,12 +175,14 @@ def test_some_kernels_of_other_architectures_compile(architecture: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    figures = compiled.figures(tmp_path)
+    assert figures["asked_for"] == figures["compiled"] >= len(OTHERS[architecture][0])
 
 
 def compile_here() -> None:
     """Compile forward of this architecture's configurations, and backward where it is deterministic."""
     configs, backward = OTHERS[machine.architecture()]
-    with machine.compiling():
+    with compiling():
         for config in configs:
             dense(config, [draw(config, 300, 300)])
             if backward:
