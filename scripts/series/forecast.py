@@ -92,7 +92,8 @@ def run_forecast(
     try:
         space = move.workspace(temporary / "source", series, pin, checkout, release)
         between = upstream_changes.between(git, pin, release.pin)
-        changes = upstream_changes.compare(space, [p.name for p in series.patches], between)
+        names = [p.name for p in series.patches]
+        changes = upstream_changes.compare(space, names, pin.package, between)
         return Forecast(forecast(space, series.patches, between), changes)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

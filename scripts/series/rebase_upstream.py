@@ -20,12 +20,12 @@ def changes(folder: Folder, state: State) -> UpstreamChanges:
     """What upstream changed between the two releases."""
     git = Repository(folder.root / "upstream", SeriesError)
     between = upstream_changes.between(git, state.old_pin, state.new_pin)
-    return upstream_changes.compare(folder.space(state), list(state.patches), between)
+    return upstream_changes.compare(folder.space(state), list(state.patches), state.new_pin.package, between)
 
 
 def tell(folder: Folder, state: State) -> None:
     """Say it, before the first patch is moved."""
-    if lines := upstream_words.lines(changes(folder, state), list(state.patches)):
+    if lines := upstream_words.lines(changes(folder, state), list(state.patches), state.new_pin.package):
         console.step(f"What upstream changed in {state.new_pin.version}, whether a patch conflicts or not")
         for line in lines:
             console.note(line)

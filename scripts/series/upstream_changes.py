@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripts.series import relied
+from scripts.series import relied, upstream_report
 from scripts.series.upstream_report import Listing, Signature, UpstreamChanges
 from scripts.source import build_script, functions, kernel_set
 
@@ -20,24 +20,26 @@ if TYPE_CHECKING:
     from scripts.source.functions import Function
     from scripts.source.matrix_tables import Upstream
 
-_PACKAGE = "flash_attn/__init__.py"
-
 
 def compare(
-    space: Workspace, patches: Sequence[str], git: tuple[Repository, str, str] | None = None
+    space: Workspace,
+    patches: Sequence[str],
+    package: str | None,
+    git: tuple[Repository, str, str] | None = None,
 ) -> UpstreamChanges:
     """Compare the two bases of a workspace.
 
     Args:
         space: from :func:`scripts.series.move.workspace`.
         patches: their names, in the order of the series.
+        package: of a python upstream.
         git: upstream's repository with the old and the new commit, where there is one.
     """
     repository, bases = space.repository, (space.old_base, space.new_base)
     scripts = [build_script.read(_read(repository, base, "setup.py")) for base in bases]
     manifests = [_read(repository, base, "MANIFEST.in").decode("utf-8").splitlines() for base in bases]
     touched = relied.touched(space, patches)
-    files = _files(space)
+    files = _files(space, upstream_report.folder(package))
     there = repository.files(space.new_base, f"{kernel_set.FOLDER}/")
     return UpstreamChanges(
         files=files,
@@ -45,7 +47,7 @@ def compare(
         flags=_listing(scripts[0].flags, scripts[1].flags),
         manifest=_listing(*manifests),
         unknown_kernels=kernel_set.unknown(there),
-        signatures=_signatures(space, touched),
+        signatures=_signatures(space, touched, package or "flash_attn"),
         relied=relied.changed(space, touched, git),
     )
 
@@ -73,9 +75,9 @@ def _listing(old: Iterable[str], new: Iterable[str]) -> Listing:
     )
 
 
-def _files(space: Workspace) -> Listing:
+def _files(space: Workspace, folder: str) -> Listing:
     listed = space.repository.run(
-        "diff", "--name-status", "--no-renames", *_bases(space), "--", "csrc/flash_attn", writes=False
+        "diff", "--name-status", "--no-renames", *_bases(space), "--", folder, writes=False
     )
     by_status: dict[str, list[str]] = {}
     for status, _, name in (line.partition("\t") for line in listed.splitlines()):
@@ -94,8 +96,10 @@ def _bases(space: Workspace) -> tuple[str, str]:
 # --- signatures ---
 
 
-def _signatures(space: Workspace, touched: Mapping[str, relied.Touched]) -> tuple[Signature, ...]:
-    old, new = (_public(space.repository, commit) for commit in _bases(space))
+def _signatures(
+    space: Workspace, touched: Mapping[str, relied.Touched], package: str
+) -> tuple[Signature, ...]:
+    old, new = (_public(space.repository, commit, package) for commit in _bases(space))
     changed = []
     for called in dict.fromkeys([*old, *new]):
         before, after = old.get(called), new.get(called)
@@ -127,7 +131,7 @@ def _names(patch: relied.Touched, file: str, name: str, called: str) -> bool:
     return bool({name, method} & patch.python)
 
 
-def _public(repository: Repository, commit: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
+def _public(repository: Repository, commit: str, package: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
     """What others may call, by the name they call it: the file, the function and its parameters."""
     found: dict[str, tuple[str, str, tuple[str, ...]]] = {}
     binding = _read(repository, commit, build_script.BINDING)
@@ -136,7 +140,7 @@ def _public(repository: Repository, commit: str) -> dict[str, tuple[str, str, tu
         if function in listed:
             place = (build_script.BINDING, function, listed[function].parameters)
             found[f"flash_attn_2_cuda.{name}"] = place
-    for path in _modules(repository, commit):
+    for path in _modules(repository, commit, package):
         module = path.removesuffix(".py").replace("/", ".")
         for name, one in functions.functions(path, _read(repository, commit, path)).items():
             if _is_public(one):
@@ -144,10 +148,11 @@ def _public(repository: Repository, commit: str) -> dict[str, tuple[str, str, tu
     return found
 
 
-def _modules(repository: Repository, commit: str) -> list[str]:
-    """The modules that ``import flash_attn`` takes names from."""
-    module = functions.imported_modules(_read(repository, commit, _PACKAGE))
-    names = [f"{name.replace('.', '/')}.py" for name in module if name.startswith("flash_attn.")]
+def _modules(repository: Repository, commit: str, package: str) -> list[str]:
+    """The modules that importing the package takes names from."""
+    dotted = package.replace("/", ".")
+    module = functions.imported_modules(_read(repository, commit, f"{package}/__init__.py"), dotted)
+    names = [f"{name.replace('.', '/')}.py" for name in module if name.startswith(f"{dotted}.")]
     return [name for name in dict.fromkeys(names) if repository.find(f"{commit}:{name}") is not None]
 
 
