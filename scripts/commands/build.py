@@ -87,6 +87,13 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
         help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)",
     )
     parser.add_argument(
+        "--base-version",
+        action=arguments.Once,
+        metavar="VERSION",
+        help="give the wheel an earlier release's version, for consumers that pin one; its label and "
+        "provenance say what it is",
+    )
+    parser.add_argument(
         "--kernels-only",
         action="store_true",
         help="compile the kernel files and stop; wheels of any torch and Python take them from there",
@@ -142,7 +149,9 @@ def _chosen(options: argparse.Namespace) -> matrix.Matrix:
     """The matrix as an upstream sees it: the one that is named, or that a named target belongs to."""
     loaded = arguments.chosen(options)
     owners = {target.name: target.upstream for target in loaded.all_targets}
-    return loaded.of(owners.get(options.target, loaded.name)) if options.upstream is None else loaded
+    if options.upstream is None:
+        loaded = loaded.of(owners.get(options.target, loaded.name))
+    return loaded if options.base_version is None else loaded.passing_for(options.base_version)
 
 
 def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
@@ -191,6 +200,8 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
         )
     if options.image and not options.containers:
         raise UsageError("--image is for --containers.")
+    if options.base_version and (options.stock or options.kernels_only):
+        raise UsageError("--base-version is for wheels; leave out --stock and --kernels-only.")
     if options.kernels_only and (options.stock or options.check_reproducible):
         raise UsageError("--kernels-only makes no wheel; leave out --stock and --check-reproducible.")
 

@@ -37,7 +37,9 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 def test_version_names_the_fork_cuda_and_torch() -> None:
     info = fork_info()
     version, _, commit = info["upstream"]["version"].partition("+")  # of a commit that is no release
-    expected = f"{version}+det.{info['fork_revision']}.{f'{commit}.' if commit else ''}cu{info['cuda'].replace('.', '')}.torch{'.'.join(info['torch'].split('.')[:2])}"
+    passes_for = info.get("base_version", "")
+    source = f"of.{version}." if passes_for else ""
+    expected = f"{passes_for or version}+det.{info['fork_revision']}.{source}{f'{commit}.' if commit else ''}cu{info['cuda'].replace('.', '')}.torch{'.'.join(info['torch'].split('.')[:2])}"
     assert DISTRIBUTION.version == expected
     if commit:  # its files name the release that it came after, or that it leads to
         numbers = [re.match(r"\d+(\.\d+)*", text)[0] for text in (flash_attn.__version__, version)]
