@@ -67,6 +67,7 @@ COMMANDS = (
     ),
     Command("image", "Make a container image where no registry can be reached", Group.WHEELS),
     Command("audit", "Check that wheels need no library that users lack", Group.WHEELS),
+    Command("doctor", "Say which wheel fits a machine, and why an installed one fails", Group.WHEELS),
     Command("verify", "Prove the wheels in dist/ on this machine's GPU", Group.WHEELS),
     Command("emulate", "Run the kernels without a GPU, interpreted; finds faults, proves nothing", Group.LAB),
     Command("apply", "Apply the patch series to upstream, in build/source", Group.SERIES),

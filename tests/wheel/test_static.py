@@ -76,6 +76,28 @@ def test_requirement_on_torch_is_the_minor_release_it_was_built_for() -> None:
     assert f"torch=={series}.*" in (DISTRIBUTION.requires or [])
 
 
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_the_doctor_knows_the_wheel_and_runs_where_it_does_not_import(has_torch: bool, tmp_path: Path) -> None:
+    """A folder with an empty torch, first on the path, stands for a torch that does not import."""
+    if not has_torch:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch/__init__.py").write_text("raise ImportError('broken')")
+    done = subprocess.run(
+        [sys.executable, "-m", "flash_attn.doctor", "--json"],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    told = json.loads(done.stdout)
+    info = fork_info()
+    assert told["wheel"]["version"] == DISTRIBUTION.version
+    assert told["wheel"]["architectures"] == info["architectures"]
+    stopping = {problem["check"] for problem in told["problems"] if problem["stops"] == "import"}
+    assert stopping == (set() if has_torch else {"torch-cpu"})
+    assert bool(told["import"]["flash_attn"]) is not has_torch
+
+
 def test_wheel_carries_both_licence_files() -> None:
     names = {Path(str(f)).name for f in DISTRIBUTION.files or []}
     assert {"LICENSE", "NOTICE"} <= names
