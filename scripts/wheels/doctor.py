@@ -21,7 +21,7 @@ from scripts.base.errors import SeriesError, UsageError
 if TYPE_CHECKING:
     from scripts.series.model import Series
 
-MODULE = "flash_attn/doctor.py"
+FOLDER = "flash_attn/doctor"
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,26 @@ class Question:
         ]
 
 
-def program(series: Series) -> str:
-    """The doctor's text.
+def program(series: Series) -> dict[str, str]:
+    """The texts of the doctor's files, by their names.
 
     Raises:
         SeriesError: not one patch alone has it.
     """
-    having = [p for p in series.patches if any(change.path == MODULE for change in p.files)]
+    having = [p for p in series.patches if any(Path(c.path).parent == Path(FOLDER) for c in p.files)]
     if len(having) != 1:
         names = ", ".join(p.name for p in having) or "none"
         raise SeriesError(
-            f"one patch of {series.folder} must add {MODULE} whole, which nox -s doctor runs; these touch "
+            f"one patch of {series.folder} must add {FOLDER} whole, which nox -s doctor runs; these touch "
             f"it: {names}."
         )
     text = having[0].content.decode("utf-8")
     changed = PatchSet(text[text.index("\ndiff --git ") + 1 :])
-    return "".join(line.value for f in changed if f.path == MODULE for hunk in f for line in hunk)
+    return {
+        Path(f.path).name: "".join(line.value for hunk in f for line in hunk)
+        for f in changed
+        if Path(f.path).parent == Path(FOLDER)
+    }
 
 
 def users_python() -> Path:
@@ -83,15 +87,15 @@ def ask(series: Series, question: Question, folder: Path) -> subprocess.Complete
     Args:
         series: whose patch has the program.
         question: what to ask.
-        folder: where the program is put.
+        folder: where the program's files are put.
 
     Raises:
         UsageError: the Python does not start.
     """
-    script = folder / Path(MODULE).name
     folder.mkdir(parents=True, exist_ok=True)
-    files.write(script, program(series))
-    command = [str(question.python), "-B", str(script), *question.words]
+    for name, text in program(series).items():
+        files.write(folder / name, text)
+    command = [str(question.python), "-B", str(folder), *question.words]
     try:
         return subprocess.run(
             command, text=True, stdout=subprocess.PIPE if question.as_json else None, check=False

@@ -38,7 +38,7 @@ INIT = "import flash_attn.fork_start\nimport flash_attn_2_cuda\nimport torch\nas
 
 def started() -> str:
     """The module that starts the doctor, from the patch."""
-    (patch,) = [p for p in SERIES.patches if any(c.path == doctor.MODULE for c in p.files)]
+    (patch,) = [p for p in SERIES.patches if any(c.path.startswith(doctor.FOLDER) for c in p.files)]
     text = patch.content.decode()
     changed = PatchSet(text[text.index("\ndiff --git ") + 1 :])
     return "".join(
@@ -78,7 +78,7 @@ class Made:
         files = {
             "flash_attn/__init__.py": self.init,
             "flash_attn/fork_start.py": started(),
-            "flash_attn/doctor.py": doctor.program(SERIES),
+            **{f"{doctor.FOLDER}/{name}": text for name, text in doctor.program(SERIES).items()},
             "flash_attn/_fork.json": json.dumps(facts),
             "flash_attn_2_cuda/__init__.py": "",
             "flash_attn_2_cuda/core.so": self.library,
@@ -292,12 +292,12 @@ def test_a_head_dim_that_is_missing(place: Place, drive: Drive, wheels: dict[str
 
 
 def test_a_second_flash_attn_in_the_way(place: Place, drive: Drive, tmp_path: Path) -> None:
-    """The doctor's own file is run, as Python finds no flash_attn.doctor in upstream's."""
+    """The doctor's own folder is run, as Python finds no flash_attn.doctor in upstream's."""
     well(place, drive)
     other = tmp_path / "other"
     (other / "flash_attn").mkdir(parents=True)
     (other / "flash_attn/__init__.py").write_text(UPSTREAM_INIT)
-    file = place.site / "flash_attn/doctor.py"
+    file = place.site / doctor.FOLDER
     done = subprocess.run(
         [str(place.python), str(file), "--json"],
         check=False,
@@ -331,7 +331,7 @@ def test_a_second_one_that_pip_installed_or_in_the_current_folder(
         (other / named).mkdir()
     told = json.loads(
         subprocess.run(
-            [str(place.python), str(place.site / "flash_attn/doctor.py"), "--json"],
+            [str(place.python), str(place.site / doctor.FOLDER), "--json"],
             check=False,
             capture_output=True,
             cwd=other,
@@ -488,7 +488,7 @@ def test_the_user_s_python_is_not_the_command_s_own(tmp_path: Path, monkeypatch:
 
 
 def test_a_series_without_the_doctor_is_told(make_series: Make) -> None:
-    with pytest.raises(SeriesError, match=r"must add flash_attn/doctor\.py whole"):
+    with pytest.raises(SeriesError, match=r"must add flash_attn/doctor whole"):
         doctor.program(model.read(make_series(*TWO)))
 
 

@@ -77,7 +77,9 @@ def test_requirement_on_torch_is_the_minor_release_it_was_built_for() -> None:
 
 
 @pytest.mark.parametrize("has_torch", [True, False])
-def test_the_doctor_knows_the_wheel_and_runs_where_it_does_not_import(has_torch: bool, tmp_path: Path) -> None:
+def test_the_doctor_knows_the_wheel_and_runs_where_it_does_not_import(
+    has_torch: bool, tmp_path: Path
+) -> None:
     """A folder with an empty torch, first on the path, stands for a torch that does not import."""
     if not has_torch:
         (tmp_path / "torch").mkdir()
