@@ -77,6 +77,13 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         type=arguments.architectures,
         help="compute capabilities, such as 80,90 (default: the target's)",
     )
+    parser.add_argument(
+        "--base-version",
+        action=arguments.Once,
+        metavar="VERSION",
+        help="give the wheel an earlier release's version, for consumers that pin one; its label and "
+        "provenance say what it is",
+    )
 
 
 def _add_result(parser: argparse.ArgumentParser) -> None:
@@ -85,13 +92,6 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
         "--stock",
         action="store_true",
         help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)",
-    )
-    parser.add_argument(
-        "--base-version",
-        action=arguments.Once,
-        metavar="VERSION",
-        help="give the wheel an earlier release's version, for consumers that pin one; its label and "
-        "provenance say what it is",
     )
     parser.add_argument(
         "--kernels-only",
