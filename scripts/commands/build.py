@@ -70,6 +70,13 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         type=arguments.architectures,
         help="compute capabilities, such as 80,90 (default: the target's)",
     )
+    parser.add_argument(
+        "--base-version",
+        action=arguments.Once,
+        metavar="VERSION",
+        help="give the wheel an earlier release's version, for consumers that pin one; its label and "
+        "provenance say what it is",
+    )
 
 
 def _add_result(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +154,9 @@ def _chosen(options: argparse.Namespace) -> matrix.Matrix:
     """The matrix as an upstream sees it: the one that is named, or that a named target belongs to."""
     loaded = arguments.chosen(options)
     owners = {target.name: target.upstream for target in loaded.all_targets}
-    return loaded.of(owners.get(options.target, loaded.name)) if options.upstream is None else loaded
+    if options.upstream is None:
+        loaded = loaded.of(owners.get(options.target, loaded.name))
+    return loaded if options.base_version is None else loaded.passing_for(options.base_version)
 
 
 def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
@@ -203,6 +212,8 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
         raise UsageError("--sign is for wheels; leave out --stock and --kernels-only.")
     if options.image and not options.containers:
         raise UsageError("--image is for --containers.")
+    if options.base_version and (options.stock or options.kernels_only):
+        raise UsageError("--base-version is for wheels; leave out --stock and --kernels-only.")
     if options.kernels_only and (options.stock or options.check_reproducible):
         raise UsageError("--kernels-only makes no wheel; leave out --stock and --check-reproducible.")
 

@@ -76,6 +76,7 @@ COMMANDS = (
         Group.WHEELS,
         dependencies="index",
     ),
+    Command("doctor", "Say which wheel fits a machine, and why an installed one fails", Group.WHEELS),
     Command(
         "verify",
         "Prove the wheels in dist/ on this machine's GPU",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
 from pydantic import ValidationError
 
 from scripts.base.errors import MatrixError, UsageError
@@ -66,6 +67,7 @@ class Matrix:
     shared_ptx: dict[str, tuple[str, ...]]  # machine code of these may be made from the PTX of the key
     all_targets: tuple[Target, ...]  # of every upstream
     torch_cuda: dict[str, str] = field(default_factory=dict)  # the CUDA of each torch on the package index
+    base_version: str = ""  # that wheels pass for, with a label of what they are; else the pin's own
 
     @property
     def table(self) -> UpstreamTable:
@@ -104,6 +106,27 @@ class Matrix:
         """The same as every upstream sees it, in order."""
         return tuple(self.of(name) for name in self.upstreams)
 
+    def passing_for(self, version: str) -> Matrix:
+        """The same, whose wheels have another release's version.
+
+        Raises:
+            UsageError: it is no release that consumers may take the wheels for.
+        """
+        (own_major, own_minor), own = self._line(self.upstream.version), Version(self.upstream.version)
+        fitting = [v for v in self.releases if self._line(v) == (own_major, own_minor) and Version(v) < own]
+        if version not in fitting:
+            raise UsageError(
+                f"--base-version {version}: wheels of {self.name} {self.upstream.version} may pass for an "
+                f"earlier release of {own_major}.{own_minor} that {self.path.name} lists: "
+                f"{', '.join(fitting) or 'there is none'}."
+            )
+        return replace(self, base_version=version)
+
+    @staticmethod
+    def _line(version: str) -> tuple[int, int]:
+        parsed = Version(version)
+        return parsed.major, parsed.minor
+
     def default(self) -> Target:
         """The target that ``nox -s build`` builds."""
         for target in self.targets:
@@ -126,7 +149,8 @@ class Matrix:
         """The wheel's version, such as ``2.8.3.post1+det.2.cu13``, or ``4.0.0b36+det.1``."""
         # A version has one local part: a commit's goes after the series' own revision.
         public, _, commit = self.upstream.version.partition("+")
-        parts = [public, f"+det.{self.table.revision}", f".{commit}" if commit else ""]
+        source = f".of.{public}" if self.base_version else ""
+        parts = [self.base_version or public, f"+det.{self.table.revision}", source, commit and f".{commit}"]
         return "".join([*parts, f".{target.label}" if target else ""])
 
 

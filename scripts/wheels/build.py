@@ -268,6 +268,7 @@ def in_containers(
             "sdist",
             *(["--jobs", str(options.jobs)] if options.jobs else []),
             *([] if place.cache else ["--no-cache"]),
+            *(["--base-version", loaded.base_version] if loaded.base_version else []),
         ]
         try:
             image = asked_image or loaded.images.get(first.target.cuda)

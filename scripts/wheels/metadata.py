@@ -88,6 +88,11 @@ def _requirements(root: Path, target: Target) -> list[str]:
     return [f"torch{target.torch}" if name == "torch" else name for name in listed] + own
 
 
+def version_facts(matrix: Matrix) -> dict[str, str]:
+    """What a provenance says of a wheel that passes for another release than it was built from."""
+    return {"base_version": matrix.base_version} if matrix.base_version else {}
+
+
 def series_facts(series: Series, tree: Tree) -> dict[str, Any]:
     """What a provenance says of the series."""
     return {
@@ -117,6 +122,7 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
             "cutlass": pin.cutlass,
             "sdist_sha256": pin.sdist_sha256,
         },
+        **version_facts(matrix),
         "fork_revision": matrix.table.revision,
         "series": series_facts(series, tree),
         "target": target.name,

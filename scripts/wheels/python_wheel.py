@@ -17,7 +17,7 @@ from scripts.base import console, layout
 from scripts.base.errors import WheelError
 from scripts.series import clone, places
 from scripts.wheels import sbom, wheel
-from scripts.wheels.metadata import PROVENANCE_FORMAT, series_facts
+from scripts.wheels.metadata import PROVENANCE_FORMAT, series_facts, version_facts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,6 +108,7 @@ def provenance(loaded: Matrix, patches: Series, tree: Tree) -> dict[str, Any]:
     return {
         "format": PROVENANCE_FORMAT,
         "upstream": {"version": pin.version, "commit": pin.commit, "sdist_sha256": pin.sdist_sha256},
+        **version_facts(loaded),
         "fork_revision": loaded.table.revision,
         "series": series_facts(patches, tree),
     }

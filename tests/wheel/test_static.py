@@ -47,7 +47,10 @@ def in_process() -> Process:
 def test_version_names_the_fork_and_cuda_s_major_release() -> None:
     info = fork_info()
     version, _, commit = info["upstream"]["version"].partition("+")  # of a commit that is no release
-    expected = f"{version}+det.{info['fork_revision']}.{f'{commit}.' if commit else ''}cu{info['cuda'].partition('.')[0]}"
+    passes_for = info.get("base_version", "")
+    source = f"of.{version}." if passes_for else ""
+    label = f"{source}{f'{commit}.' if commit else ''}cu{info['cuda'].partition('.')[0]}"
+    expected = f"{passes_for or version}+det.{info['fork_revision']}.{label}"
     assert DISTRIBUTION.version == expected
     if commit:  # its files name the release that it came after, or that it leads to
         numbers = [re.match(r"\d+(\.\d+)*", text)[0] for text in (flash_attn.__version__, version)]
@@ -84,6 +87,30 @@ def test_requirement_on_torch_is_a_range_and_this_torch_is_in_it() -> None:
     assert wanted.startswith(">=")
     here, least = ([int(n) for n in re.findall(r"\d+", text)[:2]] for text in (torch.__version__, wanted))
     assert here >= least
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_the_doctor_knows_the_wheel_and_runs_where_it_does_not_import(
+    has_torch: bool, tmp_path: Path
+) -> None:
+    """A folder with an empty torch, first on the path, stands for a torch that does not import."""
+    if not has_torch:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch/__init__.py").write_text("raise ImportError('broken')")
+    done = subprocess.run(
+        [sys.executable, "-m", "flash_attn.doctor", "--json"],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    told = json.loads(done.stdout)
+    info = fork_info()
+    assert told["wheel"]["version"] == DISTRIBUTION.version
+    assert told["wheel"]["architectures"] == info["architectures"]
+    stopping = {problem["check"] for problem in told["problems"] if problem["stops"] == "import"}
+    assert stopping == (set() if has_torch else {"torch-cpu"})
+    assert bool(told["import"]["flash_attn"]) is not has_torch
 
 
 def test_wheel_carries_both_licence_files() -> None:
