@@ -269,3 +269,49 @@ def test_wrong_calls_that_are_traced_are_refused_as_they_would_be_when_they_run(
         sums = fake(3, dtype=torch.int64)
         with pytest.raises(RuntimeError, match="cu_seqlens_q must have dtype int32; it has Long"):
             flash_attn.flash_attn_varlen_func(q[0], k[0], k[0], sums, sums, 8, 9)
+
+
+class Generator:
+    """As much of torch's as the random state asks for; there is no GPU here to have a real one."""
+
+    def __init__(self, seed: int, captured: tuple[torch.Tensor, ...] | None = None) -> None:
+        self.seed, self.offset, self.reserved = seed, 0, []
+        if captured is not None:
+            self.philox_state = lambda increment: (self.reserved.append(increment), captured)[1]
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+@pytest.mark.parametrize(
+    ("seed", "signed"), [(1, 1), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1)]
+)
+def test_dropout_takes_numbers_of_the_generator_in_fours(
+    monkeypatch: pytest.MonkeyPatch, seed: int, signed: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    generator = Generator(seed)
+    drawn = [flash_attn_2_cuda.random_state.draw(generator, torch.device("cuda:0"), n) for n in (32, 33, 4)]
+    assert drawn == [(signed, 0, None, None), (signed, 32, None, None), (signed, 68, None, None)]
+    assert generator.offset == 72
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_capture_gets_where_a_replay_finds_the_numbers(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """What is added to the offset is a number where torch has it on the host, else a tensor is."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    seed, offset = (torch.empty(1, dtype=torch.int64, device="meta") for _ in range(2))
+    more = torch.full((1,), 12, dtype=torch.int64, device=device)
+    generator = Generator(1, (seed, offset, more))
+    added, *rest = flash_attn_2_cuda.random_state.draw(generator, torch.device("cuda:0"), 32)[1:]
+    assert generator.reserved == [32]
+    assert (added, rest[0]) == (12 if device == "cpu" else 0, seed)
+    assert (rest[1] is offset) == (device == "cpu")
