@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_CORE = "core"
 _OTHER = "not read"  # packed in another way than nvcc 13 does by --compress-mode=size
 _HEAD_DIM = re.compile(r"kernel_traitsILi(\d+)E")
 _DTYPES = {"bfloat16_t": "bf16", "half_t": "fp16"}
@@ -74,6 +75,8 @@ def family(kernels: list[str]) -> str:
 
     >>> family(["_ZN5flash16flash_fwd_kernelI23Flash_fwd_kernel_traitsILi64ELi128EN7cutlass6half_tE"])
     'fwd_hdim64_fp16'
+    >>> family(["_ZN5flash4core12_GLOBAL__N_118sum_groups_kernelI6__halfEEvPT_PKS4_NS1_4WalkEi"])
+    'core'
     >>> family([])
     'not read'
     """
@@ -82,5 +85,7 @@ def family(kernels: list[str]) -> str:
     names = " ".join(kernels)
     done = next((word for part, word in _PASSES.items() if part in names), "fwd")
     dims = sorted({int(number) for number in _HEAD_DIM.findall(names)})
+    if not dims:
+        return _CORE  # kernels around attention: sums, constants, checks
     dtypes = [word for part, word in _DTYPES.items() if part in names]
     return "_".join([done, *(f"hdim{dim}" for dim in dims), *dtypes])

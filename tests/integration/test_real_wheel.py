@@ -118,7 +118,8 @@ def test_it_says_what_it_is_made_of_by_every_hash(wheel: Path) -> None:
     (told,) = json.loads(done.stdout)["wheels"]
     (extension,) = told["extensions"].values()
     assert [(f["architecture"], f["name"], f["modules"]) for f in extension["code"]] == [
-        ("sm_90", "fwd_hdim64_fp16", 1)
+        ("sm_90", "core", 2),
+        ("sm_90", "fwd_hdim64_fp16", 1),
     ]
     assert "libcudart.so.13" in extension["libraries"]
     assert told["provenance"]["nvcc"]["version"].startswith("V13.0.")
