@@ -102,7 +102,14 @@ def test_a_build_from_nothing_gives_the_same_bytes() -> None:
 
 def verify(wheel: Path, *chosen: str) -> subprocess.CompletedProcess[str]:
     """In the environment that nox -s verify makes."""
-    command = [sys.executable, "-m", "scripts", "verify", str(wheel), *(f"--pytest={word}" for word in chosen)]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts",
+        "verify",
+        str(wheel),
+        *(f"--pytest={word}" for word in chosen),
+    ]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -124,4 +131,5 @@ def test_the_static_half_of_its_suite_passes_and_compiles_every_kernel_that_the_
     assert not_run == {"not run: no CUDA device; their kernels compile": proof["counts"]["not run"]}
     assert proof["counts"]["not run"] > 900, "cases of the GPU half"
     assert "failed" not in proof["counts"]
-    assert proof["kernels"]["compiled"] == proof["kernels"]["asked_for"] > 400
+    kernels = proof["kernels"]
+    assert kernels["compiled"] + kernels["remembered"] == kernels["asked_for"] > 400
