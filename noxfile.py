@@ -51,7 +51,8 @@ def _add_session(command: Command) -> None:
     def run(session: nox.Session) -> None:
         if groups := command.dependency_groups(session.posargs):
             install = ("-m", "pip", "install", "--quiet")
-            _run(session, COMMAND_ENVIRONMENT, "python", *install, *_requirements(*groups))
+            # stderr: as below; pip warns there.
+            _run(session, COMMAND_ENVIRONMENT, "python", *install, *_requirements(*groups), stderr=None)
         # Ctrl-C: give the compilers time to stop, and their half-written files time to go.
         # stderr: nox would put it among --json's answer.
         _run(

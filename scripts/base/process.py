@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,16 @@ _SHOWN_LINES = 25
 def quoted(command: Sequence[str | Path]) -> str:
     """The command as one would type it."""
     return shlex.join(str(part) for part in command)
+
+
+def tied(command: Sequence[str | Path]) -> list[str]:
+    """The command, which ends when the thread that starts it does, even by kill -9 (where setpriv is there).
+
+    What it started itself does not.
+    """
+    words = [str(part) for part in command]
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--", *words] if setpriv else words
 
 
 def last_lines(text: str, count: int = _SHOWN_LINES) -> str:

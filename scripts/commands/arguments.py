@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import layout
 from scripts.commands import table
 from scripts.source import kernel_set, matrix, matrix_tables, upstream
+from scripts.wheels import cluster
 
 if TYPE_CHECKING:
     from scripts.source.kernel_set import Kernel
@@ -57,6 +58,13 @@ def pythons(text: str) -> tuple[str, ...]:
             f"{', '.join(map(repr, unknown))}: choose from {', '.join(matrix_tables.PYTHONS)}, or 'all'"
         )
     return words
+
+
+def python(text: str) -> str:
+    """The Python that an option names."""
+    if text not in matrix_tables.PYTHONS:
+        raise argparse.ArgumentTypeError(f"{text!r}: choose from {', '.join(matrix_tables.PYTHONS)}")
+    return text
 
 
 def architectures(text: str) -> tuple[str, ...]:
@@ -111,6 +119,25 @@ def add_jobs(parser: argparse.ArgumentParser, what: str = "compilers at once", a
     )
 
 
+def add_scheduler(parser: argparse.ArgumentParser, what: str) -> None:
+    """``--scheduler``, of every command whose work other machines can do."""
+
+    def scheduler(text: str) -> cluster.Scheduler:
+        try:
+            return cluster.parse(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    parser.add_argument(
+        "--scheduler",
+        action=Once,
+        metavar="ADDRESS",
+        type=scheduler,
+        help=f"{what} on the workers of a Dask scheduler: tcp://HOST:PORT; local[:N], N workers here; or "
+        "slurm[:N], N jobs of Slurm (docs/building.md, Several machines)",
+    )
+
+
 def sub_parser(commands: Any, name: str, more: str = "") -> argparse.ArgumentParser:
     """The parser of a command: its line of the table, and ``more`` of what it does."""
     line = table.command(name).line
@@ -148,6 +175,16 @@ def add_upstream(parser: argparse.ArgumentParser, otherwise: str = FIRST) -> Non
     """``--upstream``, of every command that works on one of them."""
     parser.add_argument(
         "--upstream", action=Once, metavar="NAME", help=f"which upstream's series (default: {otherwise})"
+    )
+
+
+def add_sign(parser: argparse.ArgumentParser, what: str) -> None:
+    """``--sign``, of the commands that write statements."""
+    parser.add_argument(
+        "--sign",
+        action="store_true",
+        help=f"sign the statement of {what} with sigstore, by your identity or that of CI, which a public "
+        "log keeps; needs a network",
     )
 
 

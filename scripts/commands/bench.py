@@ -13,7 +13,7 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.base.errors import UsageError
 from scripts.commands import arguments
-from scripts.lab import build_cost, build_figures, kernel_figures, kernel_picture, kernel_speed
+from scripts.lab import build_cost, build_figures, kernel_figures, kernel_picture, kernel_speed, scaling
 from scripts.source import kernel_set, matrix
 from scripts.wheels import build, choice, toolchain
 
@@ -28,11 +28,12 @@ def add(commands: Any) -> None:
         "bench",
         "kernels: build the wheel and upstream's kernels of the same pin, time both in one process on this "
         "machine's GPU, and hold the figures against the goals. build: compile the same kernel files as "
-        "this build system does and as upstream's setup.py does, without a compile cache, and compare.",
+        "this build system does and as upstream's setup.py does, without a compile cache, and compare. "
+        "workers: simulate 1 to 256 workers of build --scheduler.",
     )
     parser.add_argument(
         "what",
-        choices=["kernels", "build"],
+        choices=["kernels", "build", "workers"],
         nargs="?",
         default="kernels",
         help="what to measure (default: kernels)",
@@ -48,7 +49,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--target", metavar="NAME", help="the target (default: the one marked in wheel_matrix.toml)"
     )
-    parser.add_argument("--python", metavar="X.Y", help="the Python (default: the one running this)")
+    parser.add_argument(
+        "--python", metavar="X.Y", type=arguments.python, help="the Python (default: the one running this)"
+    )
     arguments.add_jobs(parser)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments.add_source(parser)
@@ -64,13 +67,14 @@ def _add_kernels(parser: argparse.ArgumentParser) -> None:
         dest="figures",
         metavar="FILE",
         type=Path,
-        help="kernels: measure nothing; take what tests/wheel/bench.py wrote",
+        help="kernels: measure nothing; take what tests/wheel/bench.py wrote. workers: take a build's own "
+        "times, build/ninja/*/.ninja_log",
     )
     parser.add_argument(
         "--picture",
         metavar="FILE.svg",
         type=_picture,
-        help="kernels: draw time and memory over the length of sequences",
+        help="kernels: draw time and memory over the length of sequences. workers: draw the speed-up",
     )
 
 
@@ -89,15 +93,18 @@ def _target(loaded: matrix.Matrix, options: argparse.Namespace) -> matrix.Target
 
 def _job(target: matrix.Target, options: argparse.Namespace, default: str) -> choice.Job:
     kernels = options.kernels or kernel_set.parse_kernels(default)
-    return choice.Job(target, toolchain.check_python(target, options.python), kernels, target.architectures)
+    return choice.Job(target, kernels, target.architectures)
 
 
 def _run(options: argparse.Namespace) -> None:
     if options.what == "kernels":
         _kernels(options)
         return
+    if options.what == "workers":
+        _workers(options)
+        return
     if options.figures or options.picture:
-        raise UsageError("--from and --picture are for bench -- kernels.")
+        raise UsageError("--from and --picture are for bench -- kernels and bench -- workers.")
     _build(options)
 
 
@@ -127,6 +134,36 @@ def _kernels(options: argparse.Namespace) -> None:
     console.note(f"every figure: {path}")
 
 
+def _workers(options: argparse.Namespace) -> None:
+    """Simulate how long the kernel files take on 1 to 256 workers."""
+    loaded = matrix.load(layout.MATRIX)
+    target = _target(loaded, options)
+    if options.figures:
+        seconds = scaling.logged(options.figures)
+    else:
+        seconds = scaling.expected(options.kernels or target.kernels, target.architectures)
+    shown = scaling.cases(seconds, len({one.cuda for one in loaded.targets}))
+    if options.json:
+        console.result(
+            [
+                {
+                    "what": case.what,
+                    "seconds": {n: case.length(n) for n in scaling.WORKERS},
+                    "enough": case.enough,
+                }
+                for case in shown
+            ]
+        )
+    table = Table("workers", *(case.what for case in shown))
+    for workers in scaling.WORKERS:
+        table.add_row(str(workers), *(console.duration(case.length(workers)) for case in shown))
+    table.add_row("enough", *(str(case.enough) for case in shown))
+    console.out.print(table)
+    if options.picture:
+        scaling.draw(shown, options.picture)
+        console.done(f"{options.picture}")
+
+
 def _show_goals(figures: kernel_figures.Figures, goals: Sequence[kernel_figures.Goal]) -> None:
     table = Table("figure", "measured", "goal", "")
     words = {True: "met", False: "missed", None: "not measured"}
@@ -151,7 +188,8 @@ def _build(options: argparse.Namespace) -> None:
             f"it has {', '.join(build_cost.ARCHITECTURES)}."
         )
     job = _job(target, options, build_cost.KERNELS)
-    tools = toolchain.assemble(target, job.python, layout.BUILD, cache=False)
+    python = options.python or toolchain.running_python()
+    tools = toolchain.assemble(target, python, layout.BUILD, cache=False)
     folder = build_cost.folder_of(loaded, job, tools)
     ours, theirs = build_cost.compare(
         loaded, job, tools, build.BuildOptions(options.source, options.jobs), folder
@@ -160,7 +198,7 @@ def _build(options: argparse.Namespace) -> None:
     if options.json:
         facts: dict[str, Any] = {
             "target": target.name,
-            "python": job.python,
+            "python": python,
             "kernels": [k.name for k in job.kernels],
         }
         console.result(

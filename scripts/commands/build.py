@@ -10,7 +10,7 @@ from rich.table import Table
 
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, UpstreamError, UsageError
-from scripts.commands import arguments, build_python
+from scripts.commands import arguments, build_python, on_workers
 from scripts.commands.matrix import list_targets
 from scripts.source import matrix, upstream
 from scripts.source.kernel_set import DTYPES, HEAD_DIMS, Pass
@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
     arguments.add_upstream(parser)
     _add_choice(parser)
     arguments.add_jobs(parser, action=arguments.Once)
+    arguments.add_scheduler(parser, "compile the kernel files")
     arguments.add_source(parser)
     parser.add_argument("--no-cache", action="store_true", help="do without the compile cache")
     _add_result(parser)
@@ -50,18 +51,10 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--target",
         action=arguments.Once,
         metavar="NAME",
-        help="the target to build, or a glob such as 'cu130-*' (default: "
-        "the one marked in wheel_matrix.toml)",
+        help="the target to build, or a glob such as 'cu12*' (default: the one marked in wheel_matrix.toml)",
     )
     which.add_argument("--all", action="store_true", help="build every target")
     which.add_argument("--list", action="store_true", help="list the targets and stop")
-    parser.add_argument(
-        "--python",
-        action=arguments.Once,
-        metavar="X.Y,…",
-        type=arguments.pythons,
-        help="the Pythons to build for, or 'all' of a target's (default: the one running this)",
-    )
     parser.add_argument(
         "--kernels",
         action=arguments.Once,
@@ -77,6 +70,13 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         type=arguments.architectures,
         help="compute capabilities, such as 80,90 (default: the target's)",
     )
+    parser.add_argument(
+        "--base-version",
+        action=arguments.Once,
+        metavar="VERSION",
+        help="give the wheel an earlier release's version, for consumers that pin one; its label and "
+        "provenance say what it is",
+    )
 
 
 def _add_result(parser: argparse.ArgumentParser) -> None:
@@ -87,9 +87,16 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
         help="build unpatched kernels as a bare extension, to measure against (tests/wheel/bench.py)",
     )
     parser.add_argument(
+        "--python",
+        action=arguments.Once,
+        metavar="X.Y",
+        type=arguments.python,
+        help="with --stock: the Python that it is for (default: the one running this)",
+    )
+    parser.add_argument(
         "--kernels-only",
         action="store_true",
-        help="compile the kernel files and stop; wheels of any torch and Python take them from there",
+        help="compile the kernel files and stop; a wheel takes them from there",
     )
     parser.add_argument(
         "--containers",
@@ -115,6 +122,7 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="build each once more, from nothing and elsewhere, and compare byte for byte",
     )
+    arguments.add_sign(parser, "how each wheel was built")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -127,12 +135,16 @@ def _run(options: argparse.Namespace) -> None:
         return
     jobs = choice.chosen(
         loaded,
-        Choice(options.target, options.all, options.python or (), options.kernels or (), options.arch or ()),
+        Choice(options.target, options.all, options.kernels or (), options.arch or ()),
     )
     _check(loaded, jobs, options)
     if options.dry_run or len(jobs) > 1:
         _plan(loaded, jobs, stock=options.stock, inside=options.containers)
     if options.dry_run:
+        if options.scheduler:
+            on_workers.plan(
+                loaded, jobs, Place(layout.BUILD, options.out, not options.no_cache), options.scheduler
+            )
         _list_kernels({kernel for job in jobs for kernel in job.kernels})
         return
     _build(loaded, jobs, options)
@@ -142,32 +154,35 @@ def _chosen(options: argparse.Namespace) -> matrix.Matrix:
     """The matrix as an upstream sees it: the one that is named, or that a named target belongs to."""
     loaded = arguments.chosen(options)
     owners = {target.name: target.upstream for target in loaded.all_targets}
-    return loaded.of(owners.get(options.target, loaded.name)) if options.upstream is None else loaded
+    if options.upstream is None:
+        loaded = loaded.of(owners.get(options.target, loaded.name))
+    return loaded if options.base_version is None else loaded.passing_for(options.base_version)
 
 
 def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
     """Build what was chosen, and exit with the status of the first failure."""
     free = shutil.disk_usage(layout.ROOT).free
-    if free < 8e9:
-        console.warn(
-            f"{free / 1e9:.0f} GB are free here; a first build takes about 8 GB, most of it for torch."
-        )
-    how = BuildOptions(options.source, options.jobs, options.stock)
+    if free < 4e9:
+        console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 3 GB.")
+    how = BuildOptions(options.source, options.jobs, options.stock, options.python, options.sign)
     place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
+    failed: list[BuildError] = []
+    if options.scheduler:
+        without = on_workers.compile_for(loaded, jobs, how, place, options.scheduler)
+        jobs, failed = [job for job in jobs if job not in without], [*without.values()]
     if options.kernels_only:
         for job in {(j.target.cuda, j.target.toolkit, j.kernels, j.architectures): j for j in jobs}.values():
             build.kernels_only(loaded, job, how, place)
-        return
-    if options.containers:
+    elif options.containers:
         failed = build.in_containers(loaded, jobs, how, place, options.image)
     else:
         results = build.build_all(loaded, jobs, how, place, check_reproducible=options.check_reproducible)
         if len(jobs) > 1:
             _summary(jobs, results)
-        failed = [result for result in results if isinstance(result, BuildError)]
+        failed += [result for result in results if isinstance(result, BuildError)]
     if failed:
         raise SystemExit(failed[0].exit_code)
-    if not (options.stock or options.containers):
+    if not (options.stock or options.containers or options.kernels_only):
         console.note("next: nox -s verify, on a machine with a GPU")
 
 
@@ -178,7 +193,9 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
     ):
         raise UpstreamError(f"--source git: {unusable}.")
     if options.stock and len(jobs) > 1:
-        raise UsageError("--stock makes one file whatever the target; choose one target and one Python.")
+        raise UsageError("--stock makes one file whatever the target; choose one target.")
+    if options.scheduler and (options.stock or options.containers):
+        raise UsageError("--scheduler compiles wheels' kernel files; leave out --stock and --containers.")
     if options.containers and (
         options.stock
         or options.check_reproducible
@@ -189,8 +206,14 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
             "--containers makes wheels from the sdist; leave out --stock, --check-reproducible, "
             "--kernels-only and --source git."
         )
+    if options.python and not options.stock:
+        raise UsageError("--python is for --stock: a wheel serves every Python.")
+    if options.sign and (options.stock or options.kernels_only):
+        raise UsageError("--sign is for wheels; leave out --stock and --kernels-only.")
     if options.image and not options.containers:
         raise UsageError("--image is for --containers.")
+    if options.base_version and (options.stock or options.kernels_only):
+        raise UsageError("--base-version is for wheels; leave out --stock and --kernels-only.")
     if options.kernels_only and (options.stock or options.check_reproducible):
         raise UsageError("--kernels-only makes no wheel; leave out --stock and --check-reproducible.")
 
@@ -198,11 +221,10 @@ def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
 def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
     """Say what builds will take, before the first, in containers (``inside``) or here.
 
-    Kernels serve every Python and torch of one toolkit.
+    Kernels serve every target of one toolkit.
     """
     table = Table(
         "target",
-        "Python",
         "makes",
         "kernel files",
         "there by then",
@@ -222,7 +244,6 @@ def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) 
         seconds = sum(kernels.seconds_expected(k, job.architectures, loaded.shared_ptx) for k in fresh)
         table.add_row(
             job.target.name,
-            job.python,
             kernels.STOCK.extension if stock else f"flash_attn {loaded.version(job.target)}",
             str(len(job.kernels)),
             str(len(job.kernels) - len(fresh)),
@@ -248,19 +269,16 @@ def _list_kernels(chosen: set[Kernel]) -> None:
 
 
 def _summary(jobs: list[Job], results: list[Built | BuildError]) -> None:
-    table = Table("target", "Python", "wheel", "MB", "sha256", "seconds", "compiled, of which cached")
+    table = Table("target", "wheel", "MB", "sha256", "seconds", "compiled, of which cached")
     for job, result in zip(jobs, results, strict=True):
         if isinstance(result, BuildError):
-            table.add_row(
-                job.target.name, job.python, "failed: " + str(result).splitlines()[0], "", "", "", ""
-            )
+            table.add_row(job.target.name, "failed: " + str(result).splitlines()[0], "", "", "", "")
             continue
         done = result.compiled
         lookups = done.cache_hits + done.cache_misses
         cached = f"{done.built}, {100 * done.cache_hits // lookups} %" if lookups else str(done.built)
         table.add_row(
             job.target.name,
-            job.python,
             result.path.name,
             f"{result.size / 1e6:.1f}",
             result.sha256[:16] + "…",

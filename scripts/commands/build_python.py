@@ -11,7 +11,7 @@ from scripts.base import console, layout
 from scripts.base.errors import UpstreamError, UsageError
 from scripts.base.fetch import sha256
 from scripts.source import upstream
-from scripts.wheels import build, python_wheel
+from scripts.wheels import build, python_wheel, trust
 
 if TYPE_CHECKING:
     import argparse
@@ -48,3 +48,5 @@ def run(loaded: Matrix, options: argparse.Namespace) -> None:
     console.note(f"sha256 {sha256(path)}")
     if options.check_reproducible:
         build.again_same(path, lambda folder: python_wheel.build(loaded, source, folder, folder / "dist"))
+    if options.sign:
+        trust.attest_build(path, sign=True)

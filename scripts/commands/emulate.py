@@ -35,7 +35,10 @@ def add(commands: Any) -> None:
         help="the GPU's compute capability, such as 89 (default: 90)",
     )
     parser.add_argument(
-        "--python", metavar="X.Y", help="the Python to run under (default: the one running this)"
+        "--python",
+        metavar="X.Y",
+        type=arguments.python,
+        help="the Python to run under (default: the one running this)",
     )
     arguments.add_jobs(parser, "compilers, then processes of tests, at once")
     arguments.add_source(parser)

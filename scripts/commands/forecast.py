@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
 from rich.table import Table
 
 from scripts.base import console, layout
@@ -61,10 +62,15 @@ def _run(options: argparse.Namespace) -> None:
 class _Forecast:
     """What becomes of one series on each release."""
 
-    name: str
-    version: str
+    loaded: Matrix
     patches: model.Series
     found: dict[str, Forecast]
+    asked: dict[str, str]  # what a user called each release
+
+    @property
+    def name(self) -> str:
+        """The upstream's."""
+        return self.loaded.name
 
     def as_data(self) -> dict[str, Any]:
         by_release = {
@@ -72,7 +78,7 @@ class _Forecast:
             for n, one in self.found.items()
         }
         changes = {n: one.upstream.model_dump(mode="json") for n, one in self.found.items()}
-        return {"from": self.version, "releases": by_release, "upstream": changes}
+        return {"from": self.loaded.upstream.version, "releases": by_release, "upstream": changes}
 
     def rows(self) -> dict[str, list[str]]:
         """The cells of a table: a row a patch, by its outcomes, then what upstream changed."""
@@ -81,9 +87,19 @@ class _Forecast:
             for i, p in enumerate(self.patches.patches)
         }
         for one in self.found.values():
-            for row, cell in upstream_words.rows(one.upstream).items():
+            for row, cell in upstream_words.rows(one.upstream, self.loaded.upstream.package).items():
                 rows.setdefault(row, []).append(cell)
         return rows
+
+    def what_next(self) -> str:
+        """What a maintainer does after this: a rebase to the newest release tried, if it is newer."""
+        place = places.of(self.loaded).source
+        newer = [name for name in self.found if Version(name) > Version(self.loaded.upstream.version)]
+        if newer:
+            return places.command("rebase", place, self.asked[max(newer, key=Version)])
+        if releases.LATEST in self.asked.values():
+            return "nothing; no release is newer than the one that the series stands on"
+        return places.command("forecast", place, releases.LATEST)
 
 
 def _forecast(loaded: Matrix, options: argparse.Namespace) -> _Forecast:
@@ -93,15 +109,17 @@ def _forecast(loaded: Matrix, options: argparse.Namespace) -> _Forecast:
     git = Repository(layout.UPSTREAM, UpstreamError)
     has_git = git.is_top_level()
     found: dict[str, Forecast] = {}
-    to_try = [
-        releases.find(loaded, name, layout.UPSTREAM, layout.cache("sdist"), options.source) for name in asked
-    ]
-    for release in {r.name: r for r in to_try}.values():  # 'latest' may be one that was named
+    to_try = {  # 'latest' may be one that was named
+        release.name: (release, name)
+        for name in asked
+        for release in [releases.find(loaded, name, layout.UPSTREAM, layout.cache("sdist"), options.source)]
+    }
+    for release, _ in to_try.values():
         console.step(f"Forecast for {loaded.name} {release.name} ({release.how})")
         found[release.name] = forecast.run_forecast(
             layout.BUILD / "tmp", patches, loaded.upstream, checkout, release, git if has_git else None
         )
-    return _Forecast(loaded.name, loaded.upstream.version, patches, found)
+    return _Forecast(loaded, patches, found, {name: word for name, (_, word) in to_try.items()})
 
 
 def _show(told: _Forecast) -> None:
@@ -114,10 +132,12 @@ def _show(told: _Forecast) -> None:
         for m in one.moves:
             for line in move.summary(m.evidence):
                 console.note(f"{name}, {m.patch.removesuffix('.patch')}: {line}")
-        if lines := upstream_words.lines(one.upstream, [p.name for p in told.patches.patches]):
+        names, package = [p.name for p in told.patches.patches], told.loaded.upstream.package
+        if lines := upstream_words.lines(one.upstream, names, package):
             console.step(f"What upstream changed in {name}, whether a patch conflicts or not")
             for line in lines:
                 console.note(line)
+    console.note(f"next: {told.what_next()}")
 
 
 def _markdown(told: _Forecast) -> str:

@@ -37,14 +37,13 @@ def _run(options: argparse.Namespace) -> None:
 
 def list_targets(loaded: matrix.Matrix) -> None:
     """The table of an upstream's targets."""
-    table = Table("target", "CUDA", "torch", "Python", "arch", "kernels", "wheel version")
+    table = Table("target", "CUDA", "torch", "arch", "kernels", "wheel version")
     for target in loaded.targets:
         name = target.name + (" (default)" if target.default else "")
         table.add_row(
             name,
             target.cuda,
             target.torch,
-            ", ".join(target.pythons),
             ", ".join(target.architectures),
             f"{len(target.kernels)} of {len(kernel_set.ALL_KERNELS)}",
             loaded.version(target),

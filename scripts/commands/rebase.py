@@ -156,7 +156,8 @@ def _tell(report: Report, loaded: Matrix) -> None:
         f"CHANGES.md name {report.new}"
     )
     console.note(report.submodule)
-    if lines := upstream_words.lines(report.upstream, [d.patch for d in report.done]):
+    package = loaded.upstream.package
+    if lines := upstream_words.lines(report.upstream, [d.patch for d in report.done], package):
         console.step(f"What upstream changed in {report.new}, whether a patch conflicted or not")
         for line in lines:
             console.note(line)

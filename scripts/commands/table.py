@@ -54,7 +54,10 @@ class Command:
 
 COMMANDS = (
     Command(
-        "build", "Build wheels into dist/", Group.WHEELS, option_dependencies={"--containers": "containers"}
+        "build",
+        "Build wheels into dist/",
+        Group.WHEELS,
+        option_dependencies={"--containers": "containers", "--sign": "signing", "--scheduler": "cluster"},
     ),
     Command("matrix", "List the targets, or render the workflow that builds them", Group.WHEELS),
     Command("archs", "Check which compute capabilities may share PTX", Group.LAB),
@@ -67,7 +70,33 @@ COMMANDS = (
     ),
     Command("image", "Make a container image where no registry can be reached", Group.WHEELS),
     Command("audit", "Check that wheels need no library that users lack", Group.WHEELS),
-    Command("verify", "Prove the wheels in dist/ on this machine's GPU", Group.WHEELS),
+    Command(
+        "index",
+        "Write a static index of dist/ that pip and uv install from",
+        Group.WHEELS,
+        dependencies="index",
+    ),
+    Command("doctor", "Say which wheel fits a machine, and why an installed one fails", Group.WHEELS),
+    Command(
+        "verify",
+        "Prove the wheels in dist/ on this machine's GPU",
+        Group.WHEELS,
+        dependencies="signing",
+        option_dependencies={"--scheduler": "cluster"},
+    ),
+    Command(
+        "inspect",
+        "Say what a wheel is made of, and check every hash; or build it again",
+        Group.WHEELS,
+        dependencies="inspecting",
+        module="inspection",
+    ),
+    Command(
+        "cluster",
+        "Run a Dask scheduler, or a worker that compiles and proves",
+        Group.WHEELS,
+        dependencies="cluster",
+    ),
     Command("emulate", "Run the kernels without a GPU, interpreted; finds faults, proves nothing", Group.LAB),
     Command("apply", "Apply the patch series to upstream, in build/source", Group.SERIES),
     Command("edit", "Stop build/source at a patch, to change it", Group.SERIES),

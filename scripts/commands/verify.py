@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified, UsageError
 from scripts.commands import arguments
 from scripts.source import upstream
-from scripts.wheels import origin, verify
+from scripts.wheels import cluster, companions, origin, trust, verify
 
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +38,13 @@ def add(commands: Any) -> None:
         type=Path,
         help="write upstream's own tests there, for a GPU host without a network, and stop",
     )
+    parser.add_argument(
+        "--attest",
+        action="store_true",
+        help="prove nothing: write the statement of the proof beside each wheel, which another host made",
+    )
+    arguments.add_sign(parser, "each proof")
+    arguments.add_scheduler(parser, "prove each wheel on a GPU that fits,")
     arguments.add_upstream(parser)
     parser.set_defaults(run=_run, interrupted="interrupted; no proof was written.")
 
@@ -54,18 +62,47 @@ def _run(options: argparse.Namespace) -> None:
         )
         console.done(f"{options.write_upstream_tests} written.")
         return
+    if options.pytest and (options.sign or options.attest):
+        raise UsageError("--sign and --attest are for proofs, and --pytest keeps none; leave it out.")
+    if options.scheduler:
+        _on_workers(options)
+        return
     waiting: BuildError | None = None
     for path in options.wheels or verify.wheels_in(layout.DIST):
         try:
+            if options.attest:
+                trust.attest_proof(path, sign=options.sign)
+                console.done(f"{companions.proof_statement(path)} written.")
+                continue
             facts = verify.facts_of(path)
             built_from = origin.check_series(facts, layout.ROOT, layout.cache("sdist"))
             console.note(f"{path.name}: its series is that of {built_from.where}")
             suite = layout.ROOT / "tests" / facts.suite.folder
             verify.verify(path, built_from.checkout, suite, layout.BUILD, options.pytest)
+            if options.sign:
+                trust.attest_proof(path, sign=True)
         except BuildError as e:
             console.error(str(e))
-            # A failure outweighs a wheel that could not be proved.
-            if waiting is None or (isinstance(waiting, NotVerified) and not isinstance(e, NotVerified)):
-                waiting = e
+            waiting = _worse(waiting, e)
     if waiting is not None:
         raise SystemExit(waiting.exit_code)
+
+
+def _worse(one: BuildError | None, other: BuildError) -> BuildError:
+    """Of two errors the one to exit with: a failure outweighs a wheel that could not be proved."""
+    if one is None or (isinstance(one, NotVerified) and not isinstance(other, NotVerified)):
+        return other
+    return one
+
+
+def _on_workers(options: argparse.Namespace) -> None:
+    """Prove the wheels on the workers of a scheduler."""
+    if options.pytest:
+        raise UsageError("--pytest chooses cases on this machine; leave out --scheduler.")
+    wheels = options.wheels or verify.wheels_in(layout.DIST)
+    with cluster.connected(options.scheduler) as client:
+        from scripts.wheels import cluster_proofs  # noqa: PLC0415 - imports Dask
+
+        failed = cluster_proofs.prove_on(client, wheels)
+    if failed:
+        raise SystemExit(functools.reduce(_worse, failed.values()).exit_code)

@@ -30,7 +30,7 @@ from scripts.lab import metering
 from scripts.lab.build_figures import Ours, Side, Spent
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import build, choice, compiling, kernels, linking, toolchain, torch_environment
+from scripts.wheels import build, choice, compiling, flags, kernels, linking, toolchain, torch_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ def _deflated(extension: Path) -> int:
 
 
 def _recompiled(plan: kernels.Plan) -> int:
-    """How many kernel files would be compiled again after a change of ``flash_api.cpp``.
+    """How many kernel files would be compiled again after a change of the core.
 
     The change is made as a commit and taken back.
     """
@@ -68,15 +68,13 @@ def _recompiled(plan: kernels.Plan) -> int:
     repository = Repository(root, CompileError)
     before = repository.resolve("HEAD")
     try:
-        with (root / "csrc/flash_attn/flash_api.cpp").open("a", encoding="utf-8") as file:
+        with (root / kernels.CORE / "binding.cpp").open("a", encoding="utf-8") as file:
             file.write("// a change\n")
         repository.run("commit", "--quiet", "--all", "--message", "A change of the binding")
         sources, kernel_sources = tree.sources(repository)
         changed = replace(plan, tree=replace(plan.tree, sources=sources, kernel_sources=kernel_sources))
-        if kernels.binding_unit(changed).target.exists():
-            raise CompileError(
-                "a change of flash_api.cpp is not seen: the binding's object is taken for another's."
-            )
+        if kernels.binding_units(changed)[0].target.exists():
+            raise CompileError("a change of the core is not seen: its objects are taken for another's.")
         return sum(not unit.target.exists() for unit in kernels.kernel_units(changed))
     finally:
         repository.run("reset", "--quiet", "--hard", before)
@@ -110,7 +108,7 @@ def _setup(source: Path, plan: kernels.Plan, log: Path) -> Path:
         done = subprocess.run(
             command,
             cwd=source,
-            env={**kernels.environment(), **settings},
+            env={**flags.environment(), **settings},
             capture_output=True,
             text=True,
             errors="replace",
@@ -178,7 +176,7 @@ class _SideCompiles:
 
     name: str  # ours or upstream
     kernels: list[metering.Compile]
-    binding: metering.Compile
+    binding: list[metering.Compile]
 
 
 def _without_bias(plan: kernels.Plan) -> list[metering.Compile]:
@@ -194,11 +192,11 @@ def _without_bias(plan: kernels.Plan) -> list[metering.Compile]:
 def _side(compiled: _SideCompiles, tools: toolchain.Toolchain, folder: Path) -> Side:
     """The figures of a side whose files were compiled; links its extension."""
     extension = folder / f"{compiled.name}.so"
-    objects = [compiled.binding.target, *(kernel.target for kernel in compiled.kernels)]
-    linking.link(tools, objects, extension, folder / "logs" / "link.log")
+    objects = [unit.target for unit in (*compiled.binding, *compiled.kernels)]
+    linking.link(tools, objects, extension, folder / "logs" / "link.log", stock=compiled.name != "ours")
     return Side(
         metering.metered_seconds(folder, compiled.kernels),
-        metering.metered_seconds(folder, [compiled.binding])["flash_api"],
+        sum(metering.metered_seconds(folder, compiled.binding).values()),
         _deflated(extension),
     )
 
@@ -213,31 +211,30 @@ def compare(
     """Both sides' figures."""
     _, applied = clone.apply(loaded, options.source, folder / "source", reset=True)  # nobody's work is there
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, folder, shared_ptx=loaded.shared_ptx)
-    units, binding_unit = kernels.kernel_units(plan), kernels.binding_unit(plan)
+    units, binding = kernels.kernel_units(plan), kernels.binding_units(plan)
     our_kernels = metering.compiles_of(plan, "ours", units)
-    ours = _SideCompiles("ours", our_kernels, *metering.compiles_of(plan, "ours", [binding_unit]))
+    ours = _SideCompiles("ours", our_kernels, metering.compiles_of(plan, "ours", binding))
     checkout = upstream.pinned(loaded.upstream, options.source)
-    upstreams = _SideCompiles(
-        "upstream", *_upstreams(plan, units, (loaded.upstream, checkout), folder / "upstream")
-    )
+    their_kernels, theirs = _upstreams(plan, units, (loaded.upstream, checkout), folder / "upstream")
+    upstreams = _SideCompiles("upstream", their_kernels, [theirs])
     without_bias = _without_bias(plan)
     jobs, reason = compiling.job_limit(options.jobs, max(u.memory for u in units))
     addition = ", and ours without masks and biases" if without_bias else ""
     console.step(f"{len(units)} kernel files on both sides{addition}, without the compile cache")
     console.note(f"{jobs} at once ({reason})")
     sides = [ours.kernels, upstreams.kernels, *([without_bias] if without_bias else [])]
-    compiles = [*metering.side_by_side(sides), ours.binding, upstreams.binding]
+    compiles = [*metering.side_by_side(sides), *ours.binding, *upstreams.binding]
     metering.meter(plan, compiles, jobs, folder)
     our_side, upstreams_side = (_side(compiled, tools, folder) for compiled in (ours, upstreams))
-    for begun in (binding_unit.target.parent, folder / "metadata", folder / "dist"):
+    for begun in (binding[0].target.parent, folder / "dist"):
         shutil.rmtree(begun, ignore_errors=True)
     spent: list[Spent] = []
     built: list[build.Built] = []
     place = build.Place(folder, folder / "dist", cache=False)
-    for _ in range(2):  # a further torch or Python: its binding, link and wheel; then nothing changed
+    for _ in range(2):  # a further choice of kernels: its core, link and wheel; then nothing changed
         with _spending(spent):
             built.append(build.build_one(loaded, job, options, place))
-    share = (built[0].compiled.built - 1) / len(job.kernels)  # but for the binding
+    share = (built[0].compiled.built - len(binding)) / len(job.kernels)  # but for the core
     seconds_without = metering.metered_seconds(folder, without_bias) if without_bias else None
     further, again = spent
     return Ours(our_side, seconds_without, further, again, _recompiled(plan), share), upstreams_side

@@ -24,7 +24,7 @@ from scripts.base.errors import CompileError, ToolchainError, VerifyError
 from scripts.base.process import run
 from scripts.series import clone
 from scripts.source import upstream
-from scripts.wheels import compiling, kernels, toolchain, torch_environment, verify
+from scripts.wheels import compiling, kernels, linking, toolchain, torch_environment, tvm_ffi, verify
 
 if TYPE_CHECKING:
     from scripts.series.tree import Tree
@@ -35,11 +35,14 @@ SUITE = layout.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
 FLAVOUR = replace(
     kernels.FORK,
-    stand_ins=SUITE / "shim",
+    defines=("-DFORK_EMULATED",),
     code=("-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"),
 )
 _SOURCES = ("allocator", "decode", "machine", "runtime")
-_PACKAGES = ("pytest>=8.4", "pytest-xdist>=3.6", "hypothesis>=6.130", "einops")
+_PACKAGES = (
+    *("pytest>=8.4", "pytest-xdist>=3.6", "hypothesis>=6.130", "einops"),
+    f"apache-tvm-ffi=={tvm_ffi.VERSION}",
+)
 _DEPENDENCIES = (
     "execnet",
     "iniconfig",
@@ -47,6 +50,7 @@ _DEPENDENCIES = (
     "pluggy",
     "pygments",
     "sortedcontainers",
+    "typing-extensions",
 )  # what those need, without torch
 _TESTS_BYTES = 1.5e9  # of a process that runs tests
 # Fused multiply-adds where the interpreter has them and nowhere else.
@@ -126,7 +130,9 @@ def package(
     env = tools.environment
     plan = kernels.Plan(applied, tools, chosen, (arch,), layout.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
-    compiled = compiling.compile_units(plan, [kernels.binding_unit(plan), *kernels.kernel_units(plan)], jobs)
+    compiled = compiling.compile_units(
+        plan, [*kernels.binding_units(plan), *kernels.kernel_units(plan)], jobs
+    )
     folder = layout.BUILD / "emulator"
     objects = [*compiled.objects, *interpreter(tools, folder)]
     name = hashlib.sha256(repr([str(path) for path in objects] + [applied.commit]).encode()).hexdigest()[:16]
@@ -135,11 +141,12 @@ def package(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             unfinished = Path(temporary) / "package"
-            shutil.copytree(applied.root / "flash_attn", unfinished / "flash_attn")
+            for name in ("flash_attn", FLAVOUR.extension):
+                shutil.copytree(applied.root / name, unfinished / name)
             applied.check_unchanged()
-            libraries = [f"-L{env.site}/torch/lib", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+            libraries = [f"-L{env.site}/torch/lib", "-ltorch_cpu", "-lc10", *linking.ffi_options(tools)]
             # Bound within: torch may bring the real CUDA runtime along.
-            output = unfinished / f"{FLAVOUR.extension}.cpython-{env.tag[2:]}-x86_64-linux-gnu.so"
+            output = unfinished / FLAVOUR.extension / linking.LIBRARY
             run(
                 [tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries],
                 error=CompileError,
@@ -156,7 +163,7 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
         VerifyError: a case failed.
     """
     target = loaded.default()
-    python = toolchain.check_python(target, options.python)
+    python = options.python or toolchain.running_python()
     _, applied = clone.apply(loaded, options.source)
     own = layout.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
     own.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scripts.base.errors import UsageError
+from scripts.lab import pictures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,14 +29,7 @@ def draw(figures: Figures, path: Path) -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - needed for this alone
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError as e:
-        raise UsageError(
-            "--picture needs matplotlib: pip install matplotlib, or nox -s bench, which installs it."
-        ) from e
-    picture = Figure(figsize=(10, 4), layout="constrained")
+    picture = pictures.figure(10, 4)
     time, memory = picture.subplots(1, 2)
     _plot(figures, time, memory)
     for axes, title in (
@@ -53,14 +46,7 @@ def draw(figures: Figures, path: Path) -> None:
     picture.suptitle(
         f"{figures.gpu}, torch {figures.torch}: 32768 tokens, 32 heads, head dim 64, fp16, no mask"
     )
-    part = path.with_name(f".{path.name}")
-    kind = path.suffix.removeprefix(".")
-    try:
-        with mpl.rc_context({"svg.hashsalt": path.name}):  # the same figures give the same file
-            picture.savefig(part, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    pictures.save(picture, path)
 
 
 def _plot(figures: Figures, time: Any, memory: Any) -> None:

@@ -20,7 +20,7 @@ from scripts.base import console
 from scripts.base.errors import CompileError
 from scripts.base.process import last_lines, quoted, run
 from scripts.lab import metered
-from scripts.wheels import compiling, kernels
+from scripts.wheels import compiling, flags, kernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,7 +112,7 @@ def meter(plan: kernels.Plan, compiles: Sequence[Compile], jobs: int, folder: Pa
             writer.build(
                 [str(record)], "meter", variables={"metered": quoted(words).replace("$", "$$"), "name": name}
             )
-    settings = {**kernels.environment(), "NINJA_STATUS": "[%f/%t] "}
+    settings = {**flags.environment(), "NINJA_STATUS": "[%f/%t] "}
     command = [str(plan.toolchain.ninja), "-C", str(file.parent), "-f", file.name, f"-j{jobs}"]
     started, said, done = time.monotonic(), "", 0.0
     expected = {f"{compile_.file}, {compile_.side}": compile_.seconds for compile_ in left}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FATBIN_MAGIC = 0xBA55ED50
-_PTX, _MACHINE_CODE = 1, 2
+PTX, MACHINE_CODE = 1, 2
 # nvdisasm's LDL and STL, and the field of either that gives its width.
 _LOAD, _STORE, _OPCODE = 0x983, 0x387, 0xFFF
 _WIDTHS = (1, 1, 2, 2, 4, 8, 16)
@@ -25,13 +25,19 @@ _WIDTHS = (1, 1, 2, 2, 4, 8, 16)
 _REGISTERS, _FRAME, _WITH_SIZE = 0x2F, 0x11, 4
 
 
-def _pieces(item: Path, wanted_kind: int) -> Iterator[tuple[str, bytes]]:
-    """Compute capability and content of each piece of this kind in an object."""
-    with item.open("rb") as stream:
-        section = ELFFile(stream).get_section_by_name(".nv_fatbin")
-        if section is None:
-            raise CompileError(f"{item} has no machine code for a GPU.")
-        data = section.data()
+@dataclass(frozen=True)
+class Entry:
+    """One piece of a fat binary: PTX or machine code for one compute capability."""
+
+    kind: int
+    architecture: str
+    flags: int  # how it is packed, by nvcc's own numbers
+    content: bytes  # as it lies there
+    unpacked: int  # bytes; 0 where it is not packed
+
+
+def entries(data: bytes) -> Iterator[Entry]:
+    """The pieces in a section ``.nv_fatbin``."""
     at = 0
     while at + 16 <= len(data):
         magic, _, header, content = struct.unpack_from("<IHHQ", data, at)
@@ -42,10 +48,23 @@ def _pieces(item: Path, wanted_kind: int) -> Iterator[tuple[str, bytes]]:
         while entry < end:
             kind, _, entry_header, size = struct.unpack_from("<HHIQ", data, entry)
             (number,) = struct.unpack_from("<I", data, entry + 28)
-            if kind == wanted_kind:
-                yield str(number), data[entry + entry_header : entry + entry_header + size]
+            flags, _, unpacked = struct.unpack_from("<QQQ", data, entry + 40)
+            start = entry + entry_header
+            yield Entry(kind, str(number), flags, data[start : start + size], unpacked)
             entry += entry_header + size
         at = end
+
+
+def _pieces(item: Path, wanted_kind: int) -> Iterator[tuple[str, bytes]]:
+    """Compute capability and content of each piece of this kind in an object."""
+    with item.open("rb") as stream:
+        section = ELFFile(stream).get_section_by_name(".nv_fatbin")
+        if section is None:
+            raise CompileError(f"{item} has no machine code for a GPU.")
+        data = section.data()
+    for entry in entries(data):
+        if entry.kind == wanted_kind:
+            yield entry.architecture, entry.content
 
 
 def cubins(item: Path) -> Iterator[tuple[str, ELFFile]]:
@@ -54,7 +73,7 @@ def cubins(item: Path) -> Iterator[tuple[str, ELFFile]]:
     Raises:
         CompileError: the object has none, or it is compressed.
     """
-    for architecture, cubin in _pieces(item, _MACHINE_CODE):
+    for architecture, cubin in _pieces(item, MACHINE_CODE):
         if cubin[:4] != b"\x7fELF":
             raise CompileError(f"the machine code for sm_{architecture} in {item} is compressed.")
         yield architecture, ELFFile(io.BytesIO(cubin))
@@ -62,7 +81,7 @@ def cubins(item: Path) -> Iterator[tuple[str, ELFFile]]:
 
 def ptx(item: Path) -> Iterator[tuple[str, str]]:
     """Compute capability and text of each PTX module in an object that is not compressed."""
-    for architecture, text in _pieces(item, _PTX):
+    for architecture, text in _pieces(item, PTX):
         yield architecture, text.rstrip(b"\0").decode()
 
 

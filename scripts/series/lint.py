@@ -176,7 +176,8 @@ def _hooks(path: Path, patch: model.Patch, lines: list[str], added: Collection[s
 def _where(package: str | None) -> str:
     if package:
         return f"patches touch {package}/*.py and its pyproject.toml, and add files there"
-    return "patches touch setup.py, flash_attn/**.py and csrc/flash_attn/, and add files there"
+    own = "add files there or in flash_attn_2_cuda/"
+    return f"patches touch setup.py, flash_attn/**.py and csrc/flash_attn/, and {own}"
 
 
 def is_ours_to_touch(name: str, package: str | None = None) -> bool:

@@ -19,7 +19,7 @@ def text_of(path: Path) -> str:
     try:
         content = path.read_bytes()
     except FileNotFoundError as e:
-        raise SeriesError(f"{path}: no such file. Take it back (git checkout -- {path}).") from e
+        raise SeriesError(_missing(path)) from e
     except OSError as e:
         raise SeriesError(f"{path}: {e.strerror}.") from e
     if content.startswith(codecs.BOM_UTF8):
@@ -29,6 +29,18 @@ def text_of(path: Path) -> str:
     except UnicodeDecodeError as e:
         line = content[: e.start].count(b"\n") + 1
         raise SeriesError(f"{path}:{line}: not UTF-8: {e.reason} (byte {content[e.start]:#04x}).") from e
+
+
+def _missing(path: Path) -> str:
+    """What to say of a file that is not there: a new upstream's is to be made, others to be restored."""
+    back = f"Take it back (git checkout -- {path})"
+    if path.name != LISTING or any(path.parent.glob("*.patch")):
+        return f"{path}: no such file. {back}."
+    make = f"mkdir -p {path.parent} && touch {path}"
+    return (
+        f"{path}: no such file. For a new upstream of wheel_matrix.toml, make its folder and an empty series "
+        f"({make}; docs/maintaining.md, 'Add an upstream'). {back} where git has it."
+    )
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def of_extension(read: Callable[[str], bytes]) -> dict[str, Called]:
         for name, function in functions.bound(binding).items()
         if function in listed
     }
-    for module in functions.imported_modules(read(f"flash_attn/{_INIT}")):
+    for module in functions.imported_modules(read(f"flash_attn/{_INIT}"), "flash_attn"):
         path = f"{module.replace('.', '/')}.py"
         if module.startswith("flash_attn."):
             found |= {

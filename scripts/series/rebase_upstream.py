@@ -26,7 +26,7 @@ def changes(folder: Folder, state: State) -> UpstreamChanges:
 
 def tell(folder: Folder, state: State) -> None:
     """Say it, before the first patch is moved."""
-    if lines := upstream_words.lines(changes(folder, state), list(state.patches)):
+    if lines := upstream_words.lines(changes(folder, state), list(state.patches), state.new_pin.package):
         console.step(f"What upstream changed in {state.new_pin.version}, whether a patch conflicts or not")
         for line in lines:
             console.note(line)

@@ -71,7 +71,7 @@ class Tree(Commits):
     sources: (
         str  # id of csrc: what the binding is compiled from, whatever the messages and the Python files say
     )
-    kernel_sources: str  # the same of what kernel files can include: all but the binding's own file
+    kernel_sources: str  # the same of what kernel files can include: all but the binding's own files
 
 
 def in_progress(root: Path) -> str | None:
@@ -191,7 +191,8 @@ def sources(repository: Repository) -> tuple[str, str]:
         return "", ""
     csrc = csrc.strip()
     _, listed, _ = repository.attempt("ls-tree", "HEAD", "csrc/flash_attn/", "csrc/cutlass/")
-    kernels = [line for line in listed.splitlines() if not line.endswith("/flash_api.cpp")]
+    others = ("/flash_api.cpp", "/core")  # of the binding; no kernel file includes them
+    kernels = [line for line in listed.splitlines() if not line.endswith(others)]
     return csrc, hashlib.sha256("\n".join(kernels).encode()).hexdigest()
 
 

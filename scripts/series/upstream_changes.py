@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripts.series import public, relied
+from scripts.series import public, relied, upstream_report
 from scripts.series.upstream_report import Listing, Signature, UpstreamChanges
 from scripts.source import build_script, kernel_set
 
@@ -31,6 +31,7 @@ def compare(
     Args:
         space: from :func:`scripts.series.move.workspace`.
         patches: their names, in the order of the series.
+        package: of a python upstream.
         git: upstream's repository with the old and the new commit, where there is one.
         package: of a python upstream, its folder.
     """
@@ -38,7 +39,7 @@ def compare(
     scripts = [build_script.read(_read(repository, base, "setup.py")) for base in bases]
     manifests = [_read(repository, base, "MANIFEST.in").decode("utf-8").splitlines() for base in bases]
     touched = relied.touched(space, patches)
-    files = _files(space)
+    files = _files(space, upstream_report.folder(package))
     there = repository.files(space.new_base, f"{kernel_set.FOLDER}/")
     return UpstreamChanges(
         files=files,
@@ -74,9 +75,9 @@ def _listing(old: Iterable[str], new: Iterable[str]) -> Listing:
     )
 
 
-def _files(space: Workspace) -> Listing:
+def _files(space: Workspace, folder: str) -> Listing:
     listed = space.repository.run(
-        "diff", "--name-status", "--no-renames", *_bases(space), "--", "csrc/flash_attn", writes=False
+        "diff", "--name-status", "--no-renames", *_bases(space), "--", folder, writes=False
     )
     by_status: dict[str, list[str]] = {}
     for status, _, name in (line.partition("\t") for line in listed.splitlines()):

@@ -9,6 +9,11 @@ from scripts.base.documents import Document
 Place = tuple[str, str]  # a file and a function's name in it
 
 
+def folder(package: str | None) -> str:
+    """Whose files are told of: a python upstream's package, or the sources of a compiled one's kernels."""
+    return package or "csrc/flash_attn"
+
+
 class Listing(Document):
     """Names of one kind that came, went or changed."""
 
@@ -63,7 +68,7 @@ class Relied(Document):
 class UpstreamChanges(Document):
     """All of it."""
 
-    files: Listing  # of csrc/flash_attn
+    files: Listing  # of csrc/flash_attn, or of a python upstream's package
     sources: Listing  # that setup.py compiles
     flags: Listing  # that it compiles them with
     manifest: Listing  # lines of MANIFEST.in

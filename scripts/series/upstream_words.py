@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scripts.series import upstream_report
 from scripts.source import kernel_set
 
 if TYPE_CHECKING:
@@ -14,27 +15,36 @@ if TYPE_CHECKING:
 _SHOWN = 4
 
 
-def rows(changes: UpstreamChanges) -> dict[str, str]:
-    """Cells of a table by the names of their rows; the same rows for every release."""
+def rows(changes: UpstreamChanges, package: str | None = None) -> dict[str, str]:
+    """Cells of a table by the names of their rows; the same rows for every release of an upstream.
+
+    Args:
+        changes: to be told.
+        package: of a python upstream, of which nothing is compiled.
+    """
     relied = {r.place for r in changes.relied}
     patches = {r.patch for r in changes.relied}
-    return {
+    compiled = {
         "kernel files that are not known here": _many(len(changes.unknown_kernels)),
-        "files of csrc/flash_attn": _counts(changes.files),
         "sources in setup.py": _counts(changes.sources),
         "flags in setup.py": _counts(changes.flags),
         "lines of MANIFEST.in": _counts(changes.manifest),
+    }
+    return {
+        f"files of {upstream_report.folder(package)}": _counts(changes.files),
+        **({} if package else compiled),
         "parameters of public functions": _many(len(changes.signatures)),
         "functions that patches rely on": f"{len(relied)}, of {_patches(len(patches))}" if relied else "–",
     }
 
 
-def lines(changes: UpstreamChanges, patches: Sequence[str]) -> list[str]:
+def lines(changes: UpstreamChanges, patches: Sequence[str], package: str | None = None) -> list[str]:
     """The same as a list, with names and commits; empty where nothing changed.
 
     Args:
         changes: to be told.
         patches: all names of the series, in order. People know patches by their numbers.
+        package: of a python upstream.
     """
     numbers = {patch: number for number, patch in enumerate(patches, 1)}
     told = []
@@ -42,7 +52,7 @@ def lines(changes: UpstreamChanges, patches: Sequence[str]) -> list[str]:
         told.append(f"not known here: {_few(changes.unknown_kernels)}. A wheel would lack them.")
         told += kernel_set.how_to_know(changes.unknown_kernels).splitlines()
     for what, listing in (
-        ("csrc/flash_attn", changes.files),
+        (upstream_report.folder(package), changes.files),
         ("setup.py compiles", changes.sources),
         ("setup.py's flags", changes.flags),
         ("MANIFEST.in", changes.manifest),

@@ -25,7 +25,7 @@ def is_build_input(path: PurePosixPath, packages: frozenset[PurePosixPath] | Non
     """
     if path.parts[:2] == ("csrc", "flash_attn") or path.parts[:3] == ("csrc", "cutlass", "include"):
         return path.suffix in _IN_SDIST
-    if path.parts[0] == "flash_attn":
+    if path.parts[0] in ("flash_attn", "flash_attn_2_cuda"):  # the second is the fork's own
         return path.suffix == ".py" and (packages is None or path.parent in packages)
     return str(path) in ("setup.py", "README.md", "LICENSE", "AUTHORS", "MANIFEST.in")
 

@@ -80,3 +80,31 @@ def _called(module: ast.Module, branch: list[ast.stmt]) -> list[ast.stmt]:
             found[name] = by_name[name]
             waiting.append(by_name[name])
     return list(found.values())
+
+
+def _keyword(content: bytes, function: str, name: str) -> ast.expr | None:
+    """The value of a keyword in the script's call of a function."""
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function:
+            return next((k.value for k in node.keywords if k.arg == name), None)
+    return None
+
+
+def excluded_packages(content: bytes) -> tuple[str, ...] | None:
+    """The packages that ``find_packages`` leaves out; None where the script does not call it.
+
+    >>> excluded_packages(b'setup(packages=find_packages(exclude=("tests", "a.b.*")))')
+    ('tests', 'a.b.*')
+    """
+    value = _keyword(content, "find_packages", "exclude")
+    return tuple(_texts([value])) if value is not None else None
+
+
+def requirements(content: bytes) -> tuple[str, ...]:
+    """What ``setup`` requires.
+
+    >>> requirements(b'setup(install_requires=["torch", "einops"])')
+    ('torch', 'einops')
+    """
+    value = _keyword(content, "setup", "install_requires")
+    return tuple(_texts([value])) if value is not None else ()

@@ -194,17 +194,24 @@ def _parameter(node: Node) -> str:
 # --- Python ---
 
 
-def imported_modules(content: bytes) -> list[str]:
-    """The modules that a module takes names from.
+def imported_modules(content: bytes, package: str) -> list[str]:
+    """The modules that a package's ``__init__.py`` takes names from.
 
-    >>> imported_modules(b"from flash_attn.interface import f, g; import os")
+    >>> imported_modules(b"from flash_attn.interface import f, g; import os", "flash_attn")
     ['flash_attn.interface']
+    >>> imported_modules(b"from .interface import f; from ..other import g", "flash_attn.cute")
+    ['flash_attn.cute.interface']
     """
     try:
         module = ast.parse(content)
     except (SyntaxError, ValueError):
         return []
-    return [node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module]
+    beside = {0: "", 1: f"{package}."}  # by the dots before a module's name
+    return [
+        beside[node.level] + node.module
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom) and node.module and node.level in beside
+    ]
 
 
 def exported(content: bytes, package: str) -> dict[str, tuple[str, str]]:

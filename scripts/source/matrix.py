@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
 from pydantic import ValidationError
 
 from scripts.base.errors import MatrixError, UsageError
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the matrix: what a wheel is built for, but for the Python that builds it."""
+    """One row of the matrix: what a wheel is built for."""
 
     name: str
     default: bool
     cuda: str
-    torch: str
-    pythons: tuple[str, ...]
+    torch: str  # a range of releases
+    reference_torch: str
     architectures: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     toolkit: str | None  # None: no index has its compiler
@@ -51,8 +52,8 @@ class Target:
 
     @property
     def label(self) -> str:
-        """The local version's part that names CUDA and torch, such as ``cu130.torch2.11``."""
-        return f"cu{self.cuda.replace('.', '')}.torch{'.'.join(self.torch.split('.')[:2])}"
+        """The local version's part that names CUDA's major release, such as ``cu13``."""
+        return f"cu{self.cuda.partition('.')[0]}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Matrix:
     images: dict[str, str]
     shared_ptx: dict[str, tuple[str, ...]]  # machine code of these may be made from the PTX of the key
     all_targets: tuple[Target, ...]  # of every upstream
+    torch_cuda: dict[str, str] = field(default_factory=dict)  # the CUDA of each torch on the package index
+    base_version: str = ""  # that wheels pass for, with a label of what they are; else the pin's own
 
     @property
     def table(self) -> UpstreamTable:
@@ -103,6 +106,27 @@ class Matrix:
         """The same as every upstream sees it, in order."""
         return tuple(self.of(name) for name in self.upstreams)
 
+    def passing_for(self, version: str) -> Matrix:
+        """The same, whose wheels have another release's version.
+
+        Raises:
+            UsageError: it is no release that consumers may take the wheels for.
+        """
+        (own_major, own_minor), own = self._line(self.upstream.version), Version(self.upstream.version)
+        fitting = [v for v in self.releases if self._line(v) == (own_major, own_minor) and Version(v) < own]
+        if version not in fitting:
+            raise UsageError(
+                f"--base-version {version}: wheels of {self.name} {self.upstream.version} may pass for an "
+                f"earlier release of {own_major}.{own_minor} that {self.path.name} lists: "
+                f"{', '.join(fitting) or 'there is none'}."
+            )
+        return replace(self, base_version=version)
+
+    @staticmethod
+    def _line(version: str) -> tuple[int, int]:
+        parsed = Version(version)
+        return parsed.major, parsed.minor
+
     def default(self) -> Target:
         """The target that ``nox -s build`` builds."""
         for target in self.targets:
@@ -122,10 +146,11 @@ class Matrix:
         )
 
     def version(self, target: Target | None = None) -> str:
-        """The wheel's version, such as ``2.8.3.post1+det.1.cu130.torch2.11``, or ``4.0.0b36+det.1``."""
+        """The wheel's version, such as ``2.8.3.post1+det.2.cu13``, or ``4.0.0b36+det.1``."""
         # A version has one local part: a commit's goes after the series' own revision.
         public, _, commit = self.upstream.version.partition("+")
-        parts = [public, f"+det.{self.table.revision}", f".{commit}" if commit else ""]
+        source = f".of.{public}" if self.base_version else ""
+        parts = [self.base_version or public, f"+det.{self.table.revision}", source, commit and f".{commit}"]
         return "".join([*parts, f".{target.label}" if target else ""])
 
 
@@ -198,7 +223,8 @@ def load(path: Path) -> Matrix:
     for name in compiled(parsed):
         _require_default(path, text, name, [target for target in targets if target.upstream == name])
     first = next(iter(parsed.upstreams))
-    return Matrix(path, parsed.upstreams, first, parsed.images, _shared_ptx(path, text, parsed), targets)
+    shared = _shared_ptx(path, text, parsed)
+    return Matrix(path, parsed.upstreams, first, parsed.images, shared, targets, parsed.torch_cuda)
 
 
 def _require_default(path: Path, text: str, upstream: str, targets: list[Target]) -> None:
@@ -223,7 +249,7 @@ def _target(name: str, table: TargetTable, parsed: MatrixFile) -> Target:
         table.default,
         table.cuda,
         table.torch,
-        tuple(table.python),
+        table.reference_torch,
         tuple(table.arch),
         parse_kernels(table.kernels),
         table.toolkit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from scripts.source.matrix_tables import FIRST_CUDA, WHOLE_TOOLKIT_FROM
@@ -69,16 +70,18 @@ def target_mistake(name: str, table: TargetTable, parsed: MatrixFile) -> tuple[s
     """The key of a target's table that is wrong, empty for its name, and what is wrong with it."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         return "", "a target's name is a folder's, of letters, digits, '.', '_' and '-'"
-    cuda = parsed.torch_cuda.get(table.torch)
+    torch, key = table.reference_torch, "reference-torch"
+    cuda = parsed.torch_cuda.get(torch)
     if cuda is None:
-        listed = ", ".join(parsed.torch_cuda)
-        return "torch", f"torch {table.torch} is not in [torch-cuda], which has {listed}"
+        return key, f"torch {torch} is not in [torch-cuda], which has {', '.join(parsed.torch_cuda)}"
     if cuda != table.cuda:
-        fitting = [torch for torch, built_for in parsed.torch_cuda.items() if built_for == table.cuda]
-        return "torch", (
-            f"torch {table.torch} is built for CUDA {cuda}, not {table.cuda}; "
+        fitting = [other for other, built_for in parsed.torch_cuda.items() if built_for == table.cuda]
+        return key, (
+            f"torch {torch} is built for CUDA {cuda}, not {table.cuda}; "
             f"for CUDA {table.cuda} there is {', '.join(fitting) or 'none in [torch-cuda]'}"
         )
+    if torch not in SpecifierSet(table.torch):
+        return key, f"torch {torch} is not in the range {table.torch} that wheels ask for"
     return _upstream_of(table, parsed) or _compiler_mistake(table, parsed)
 
 

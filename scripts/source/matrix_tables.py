@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -84,6 +85,14 @@ Sha256 = Annotated[str, _pattern(f"[0-9a-f]{{64}}|{UNKNOWN}", f"a sha256 (64 hex
 Release = Annotated[str, _pattern(r"\d+\.\d+", 'a CUDA release such as "13.0"')]
 
 
+def _check_range(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(f'{text!r} is no range of versions, such as ">=2.11"') from None
+    return text
+
+
 PackageVersion = Annotated[str, AfterValidator(_check_version)]
 
 
@@ -135,8 +144,8 @@ class TargetTable(Table):
 
     default: bool = False
     cuda: Release
-    torch: PackageVersion
-    python: Annotated[list[Literal["3.10", "3.11", "3.12", "3.13", "3.14"]], Field(min_length=1)]
+    torch: Annotated[str, AfterValidator(_check_range)]  # that its wheels ask for
+    reference_torch: PackageVersion  # that stock is compiled against, and wheels are tried beside
     arch: Annotated[list[Architecture], Field(min_length=1), AfterValidator(_check_architectures)]
     kernels: Annotated[str, AfterValidator(_check_kernels)]
     toolkit: PackageVersion | None = None

@@ -18,7 +18,7 @@ from scripts.base.errors import BuildError, UsageError, WheelError
 from scripts.base.process import last_lines
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import compiling, containers, kernels, linking, metadata, toolchain, wheel
+from scripts.wheels import compiling, containers, kernels, linking, metadata, toolchain, trust, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +34,8 @@ class BuildOptions:
     source: upstream.Source
     jobs: int | None = None  # compilers at once; None: by cores and memory
     stock: bool = False  # upstream's kernels as a bare extension, in the place of a wheel
+    python: str | None = None  # that stock's extension is for; None: the one running
+    sign: bool = False  # the statement of how each wheel was built
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Place:
     cache: bool
 
 
-def _toolchain(job: Job, python: str | None, *, cache: bool) -> toolchain.Toolchain:
+def _toolchain(job: Job, *, cache: bool, python: str | None = None) -> toolchain.Toolchain:
     tools = toolchain.assemble(job.target, python, layout.BUILD, cache=cache)
     console.note(f"nvcc {tools.toolkit.version}: {tools.toolkit.why}")
     console.note(f"C++ compiler {tools.cxx}: {tools.cxx_version}")
@@ -73,13 +75,13 @@ def _compile(plan: kernels.Plan, units: list[kernels.Unit], jobs: int | None) ->
 
 
 def kernels_only(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Place) -> None:
-    """Compile the kernel files, which need neither torch nor Python; builds of wheels find them."""
+    """Compile the kernel files; builds of wheels find them."""
     _, applied = clone.apply(loaded, options.source)
     kernel_set.require_known(applied.root)
     console.step(f"Toolchain for the kernels of {job.target.name}")
     plan = kernels.Plan(
         applied,
-        _toolchain(job, None, cache=place.cache),
+        _toolchain(job, cache=place.cache),
         job.kernels,
         job.architectures,
         place.build,
@@ -99,24 +101,24 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
     else:
         patches, applied = clone.apply(loaded, options.source, build / "source")
     kernel_set.require_known(applied.root)
-    console.step(f"Toolchain for {job.target.name}, Python {job.python}")
-    tools = _toolchain(job, job.python, cache=place.cache)
-    console.note(f"torch {tools.environment.torch}")
+    python = (options.python or toolchain.running_python()) if options.stock else None
+    console.step(f"Toolchain for {job.target.name}" + (f", Python {python}" if python else ""))
+    tools = _toolchain(job, cache=place.cache, python=python)
     flavour = kernels.STOCK if options.stock else kernels.FORK
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, build, flavour, loaded.shared_ptx)
     console.step(
         f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; "
         "and the binding"
     )
-    binding = kernels.binding_unit(plan)
-    compiled = _compile(plan, [binding, *kernels.kernel_units(plan)], options.jobs)
+    binding = kernels.binding_units(plan)
+    compiled = _compile(plan, [*binding, *kernels.kernel_units(plan)], options.jobs)
+    linker = linking.link_options(tools, stock=options.stock)
     extension = (
-        binding.target.parent
-        / f"{flavour.extension}-{kernels.extension_key(compiled.objects, linking.link_options(tools))}.so"
+        binding[0].target.parent / f"{flavour.extension}-{kernels.extension_key(compiled.objects, linker)}.so"
     )
-    if not extension.exists():
+    if not linking.is_linked(extension):
         console.step("Linking")
-        linking.link(tools, compiled.objects, extension, build / "logs" / "link.log")
+        linking.link(tools, compiled.objects, extension, build / "logs" / "link.log", stock=options.stock)
     if options.stock:
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{flavour.extension}.cpython-{tools.environment.tag[2:]}-x86_64-linux-gnu.so"
@@ -124,6 +126,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
         path.with_suffix(".part").replace(path)
     else:
         facts = metadata.provenance(loaded, job.target, patches, plan)
+        facts["static_libraries"] = linking.static_libraries(extension)
         path = wheel.pack(loaded, job.target, plan, extension, facts, out)
     content = path.read_bytes()
     built = Built(
@@ -181,27 +184,28 @@ def again_same(path: Path, build: Callable[[Path], Path]) -> None:
 
 
 def _difference(ours: Path, theirs: Path) -> str:
-    """What differs between two wheels: diffoscope's account where it is installed, else names of files."""
-    program = shutil.which("diffoscope")
-    if program:
-        shown = subprocess.run(
-            [program, "--text=-", str(ours), str(theirs)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        return last_lines(shown.stdout or shown.stderr, 100)
+    """Which files differ between two wheels; where it is installed, diffoscope's account of how."""
+    names, program = _differing(ours, theirs), shutil.which("diffoscope")
+    what = "    " + (", ".join(names) or "the archive itself, not what is in it")
+    if not program:
+        return f"{what} (pip install diffoscope shows more)"
+    # The archive's own tables differ wherever a file does: hundreds of lines.
+    quiet = ["--exclude-command=^zipdetails"] if names else []
+    command = [program, "--text=-", *quiet, str(ours), str(theirs)]
+    shown = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return f"{what}\n{last_lines(shown.stdout or shown.stderr, 100)}"
+
+
+def _differing(ours: Path, theirs: Path) -> list[str]:
+    """The files of two wheels that are not in both, or differ."""
     if not zipfile.is_zipfile(ours):
-        return "    the extension differs (pip install diffoscope shows where)"
+        return ["the extension"]
     with zipfile.ZipFile(ours) as a, zipfile.ZipFile(theirs) as b:
-        names = [
+        return [
             n
             for n in sorted({*a.namelist(), *b.namelist()})
             if n not in a.namelist() or n not in b.namelist() or a.read(n) != b.read(n)
         ]
-    what = ", ".join(names) or "the archive itself, not what is in it"
-    return f"    {what} (pip install diffoscope shows more)"
 
 
 def made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:
@@ -228,6 +232,8 @@ def build_all(
         built = build_one(loaded, job, options, place)
         if check_reproducible:
             _rebuild(loaded, job, options, built)
+        if options.sign:
+            trust.attest_build(built.path, sign=True)
         return built
 
     if len(jobs) == 1:
@@ -237,7 +243,7 @@ def build_all(
         try:
             results.append(build(job))
         except BuildError as e:
-            console.error(f"{job.target.name}, Python {job.python}: {e}")
+            console.error(f"{job.target.name}: {e}")
             results.append(e)
     return results
 
@@ -245,16 +251,10 @@ def build_all(
 def in_containers(
     loaded: matrix.Matrix, jobs: list[Job], options: BuildOptions, place: Place, asked_image: str | None
 ) -> list[BuildError]:
-    """One container a target: its kernels once, then a wheel for each Python. Returns what failed.
-
-    A failure stops no other.
-    """
-    by_target: dict[str, list[Job]] = {}
-    for job in jobs:
-        by_target.setdefault(job.target.name, []).append(job)
+    """One container a target. Returns what failed; a failure stops no other."""
     failed: list[BuildError] = []
-    for name, group in by_target.items():
-        first = group[0]
+    for first in jobs:
+        name = first.target.name
         words = [
             "--target",
             name,
@@ -268,6 +268,7 @@ def in_containers(
             "sdist",
             *(["--jobs", str(options.jobs)] if options.jobs else []),
             *([] if place.cache else ["--no-cache"]),
+            *(["--base-version", loaded.base_version] if loaded.base_version else []),
         ]
         try:
             image = asked_image or loaded.images.get(first.target.cuda)
@@ -276,10 +277,9 @@ def in_containers(
                     f"[images] of {loaded.path.name} has none for CUDA {first.target.cuda}; "
                     "name one with --image."
                 )
-            request = containers.Request(
-                first.target, tuple(job.python for job in group), tuple(words), image
-            )
+            request = containers.Request(first.target, tuple(words), image)
             for path in containers.build(request, layout.ROOT, place.build / "containers", place.out):
+                trust.attest_build(path, sign=options.sign)  # repaired: inside, it had other bytes
                 console.done(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
                 console.note(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
         except BuildError as e:

@@ -1,14 +1,12 @@
-"""Which wheels to build: each target with each Python."""
+"""Which wheels to build: those of targets."""
 
 from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
 
-from scripts.base import console
 from scripts.base.errors import UsageError
 from scripts.source import kernel_set, matrix, matrix_checks
-from scripts.wheels import toolchain
 
 
 @dataclass(frozen=True)
@@ -16,7 +14,6 @@ class Job:
     """One wheel to build."""
 
     target: matrix.Target
-    python: str
     kernels: tuple[kernel_set.Kernel, ...]
     architectures: tuple[str, ...]
 
@@ -25,21 +22,20 @@ class Job:
 class Choice:
     """Which wheels to build.
 
-    Nothing said: the default target, for the running Python, with what the target lists.
+    Nothing said: the default target, with what it lists.
     """
 
     target: str | None = None  # its name, or a glob
     every_target: bool = False
-    pythons: tuple[str, ...] = ()  # or "all" alone: those of the target
     kernels: tuple[kernel_set.Kernel, ...] = ()
     architectures: tuple[str, ...] = ()
 
 
 def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
-    """The wheels of a choice: each target with each Python.
+    """The wheels of a choice.
 
     Raises:
-        UsageError: there is no such target, or none has what was asked for.
+        UsageError: there is no such target, or its CUDA has not what was asked for.
     """
     if choice.every_target:
         targets = loaded.targets
@@ -51,25 +47,8 @@ def chosen(loaded: matrix.Matrix, choice: Choice) -> list[Job]:
         )
     jobs = []
     for target in targets:
-        versions = target.pythons if choice.pythons == ("all",) else choice.pythons or (None,)
-        for version in versions:
-            try:
-                python = toolchain.check_python(target, version)
-            except UsageError as e:
-                if len(targets) == 1:
-                    raise
-                console.warn(f"left out: {e}")
-                continue
-            if mistake := matrix_checks.too_early(target.cuda, choice.architectures):
-                raise UsageError(f"--arch: {mistake}; target {target.name} is for CUDA {target.cuda}.")
-            jobs.append(
-                Job(
-                    target,
-                    python,
-                    choice.kernels or target.kernels,
-                    choice.architectures or target.architectures,
-                )
-            )
-    if not jobs:
-        raise UsageError("no target has the Python that was asked for.")
+        if mistake := matrix_checks.too_early(target.cuda, choice.architectures):
+            raise UsageError(f"--arch: {mistake}; target {target.name} is for CUDA {target.cuda}.")
+        kernels = choice.kernels or target.kernels
+        jobs.append(Job(target, kernels, choice.architectures or target.architectures))
     return jobs

@@ -18,9 +18,9 @@ from packaging.version import Version
 
 from scripts.base import layout
 from scripts.base.errors import CompileError
-from scripts.base.process import last_lines, run
-from scripts.wheels.flags import front_halves
-from scripts.wheels.kernels import digest, environment
+from scripts.base.process import last_lines, run, tied
+from scripts.wheels.flags import environment, front_halves
+from scripts.wheels.kernels import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,7 +84,11 @@ def server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[str, st
         }
         foreground = {**environment(), **env, "SCCACHE_START_SERVER": "1", "SCCACHE_NO_DAEMON": "1"}
         server = subprocess.Popen(
-            [str(toolchain.sccache)], env=foreground, stdout=messages, stderr=messages, start_new_session=True
+            tied([toolchain.sccache]),
+            env=foreground,
+            stdout=messages,
+            stderr=messages,
+            start_new_session=True,
         )
         try:
             deadline = time.monotonic() + 30

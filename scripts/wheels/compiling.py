@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ from scripts.base.process import last_lines, quoted
 from scripts.series.tree import Snapshot
 from scripts.source import matrix
 from scripts.wheels import compile_cache, toolchain
-from scripts.wheels.kernels import Compilation, Unit, command_of, digest, environment
+from scripts.wheels.flags import environment
+from scripts.wheels.kernels import Compilation, Unit, command_of, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -59,7 +61,7 @@ def job_limit(asked: int | None, largest: float) -> tuple[int, str]:
     ), f"{cores} cores, {available / 1e9:.0f} GB free for {largest / 1e9:.1f} GB a file"
 
 
-def _staged(source: Path) -> Path:
+def staged(source: Path) -> Path:
     """A copy of a kernel file at a path that follows from its content.
 
     nvcc hands a file's real path to each of its steps, and the compile cache takes it into the key.
@@ -68,7 +70,8 @@ def _staged(source: Path) -> Path:
     path = layout.cache("units") / hashlib.sha256(text.encode()).hexdigest()[:16] / source.name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{os.getpid()}-{path.name}")  # another build may write the same
+        # Another build may write the same, or another thread of a worker.
+        part = path.with_name(f".{os.getpid()}-{threading.get_ident()}-{path.name}")
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     return path
@@ -110,11 +113,11 @@ def write_ninja(path: Path, work: Sequence[Work]) -> None:
                 continue
             made.add(unit.target)
             # The tree's content is in the folder's name, so no dependency file is needed.
-            staged = _staged(work[at][0].tree.root / unit.source) if unit.rule == "nvcc" else unit.source
+            copy = staged(work[at][0].tree.root / unit.source) if unit.rule == "nvcc" else unit.source
             writer.build(
                 [str(unit.target)],
                 f"{unit.rule}{at}",
-                variables={"source": unit.source, "staged": quoted([staged])},
+                variables={"source": unit.source, "staged": quoted([copy])},
             )
 
 
@@ -153,7 +156,7 @@ def compile_alone(root: Path, path: str) -> Path:
     target = matrix.load(layout.MATRIX).default()
     rule = "nvcc" if path.endswith(".cu") else "cxx"
     tools = toolchain.assemble(
-        target, toolchain.check_python(target, None) if rule == "cxx" else None, layout.BUILD, cache=True
+        target, toolchain.running_python() if rule == "cxx" else None, layout.BUILD, cache=True
     )
     compilation = Compilation(
         Snapshot(root), tools, target.kernels, target.architectures, root.parent / "build"

@@ -1,6 +1,6 @@
 """Build wheels in containers through cibuildwheel.
 
-Kernels are compiled once in each. Then each Python gets a wheel, which is repaired, audited and imported.
+Each container makes one wheel, which is repaired, audited, and imported by several Pythons.
 
 The container gets the files that git tracks, or would, and nothing else. Kernels, binding and packing are the
 same commands as outside. Compile cache, sdists and pip's downloads are kept between containers.
@@ -46,16 +46,16 @@ _ENVIRONMENT = (
     "REQUESTS_CA_BUNDLE",
     "SCCACHE_CACHE_SIZE",
 )
-# Named by manylinux's policy, by torch, or loaded by torch before us.
-_ELSEWHERE = ("libtorch*.so", "libc10*.so", "libcudart.so.*", "libcuda.so.*")
+# Loaded by torch and apache-tvm-ffi before us.
+_ELSEWHERE = ("libtvm_ffi.so", "libcudart.so.*", "libcuda.so.*")
+TRIED = ("3.10", "3.12", "3.14")  # the Pythons that import a container's wheel
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one container builds: a target's kernels, and a wheel for each Python."""
+    """What one container builds."""
 
     target: Target
-    pythons: tuple[str, ...]
     options: tuple[str, ...]  # of the build command inside
     image: str
 
@@ -63,7 +63,7 @@ class Request:
 # --- what goes into the container ---
 
 
-def stage(root: Path, folder: Path, pythons: Sequence[str]) -> Path:
+def stage(root: Path, folder: Path) -> Path:
     """The project that cibuildwheel copies.
 
     It has what git tracks or would, and a package whose build backend runs our build.
@@ -86,11 +86,11 @@ def stage(root: Path, folder: Path, pythons: Sequence[str]) -> Path:
         "build-backend": "backend",
         "backend-path": ["."],
     }
-    # cibuildwheel reads it to see which Pythons to build for; the wheel's own metadata are upstream's.
+    # cibuildwheel reads it to see which Pythons to build for; the wheel has metadata of its own.
     described["project"] = {
         "name": "flash-attn",
         "version": "0",
-        "requires-python": f">={min(pythons, key=lambda p: int(p[2:]))}",
+        "requires-python": f">={TRIED[0]}",
     }
     files.write(package / "pyproject.toml", tomlkit.dumps(described))
     return package
@@ -98,9 +98,9 @@ def stage(root: Path, folder: Path, pythons: Sequence[str]) -> Path:
 
 def _before_all(request: Request, requirements: Sequence[str]) -> str:
     """What a container runs first: it makes an environment of our build system, and compiles the kernels."""
-    inside = "/opt/python/cp{0}-cp{0}/bin/python".format(request.pythons[0].replace(".", ""))
+    inside = "/opt/python/cp{0}-cp{0}/bin/python".format(TRIED[0].replace(".", ""))
     python = "/opt/kernels/bin/python"
-    once = ["--kernels-only", "--python", request.pythons[0]]
+    once = ["--kernels-only"]
     uv = (
         f"{inside} -m pip install --quiet uv && ln -s $(dirname $(readlink -f {inside}))/uv /usr/local/bin/uv"
     )
@@ -127,7 +127,8 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
     settings = tomlkit.document()
     settings["tool"] = {
         "cibuildwheel": {
-            "build": [f"cp{p.replace('.', '')}-manylinux_x86_64" for p in request.pythons],
+            # The first builds; the others find its wheel fitting, and import it.
+            "build": [f"cp{p.replace('.', '')}-manylinux_x86_64" for p in TRIED],
             "archs": ["x86_64"],
             "container-engine": {
                 "name": engine.name,
@@ -135,7 +136,7 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
                 "create-args": [f"--volume={layout.cache('containers')}:{_CACHE}"],
             },
             "manylinux-x86_64-image": request.image,
-            "environment": {"FA2_BUILD": quoted(request.options), "XDG_CACHE_HOME": _CACHE},
+            "environment": {"FORK_BUILD": quoted(request.options), "XDG_CACHE_HOME": _CACHE},
             "environment-pass": list(_ENVIRONMENT),
             # Isolates by a virtual environment, where pip sets variables that reach torch's own; and with uv
             # the audit's environment on the host is made by it too, without a download from a place that may
@@ -205,7 +206,7 @@ def build(request: Request, root: Path, folder: Path, out: Path) -> list[Path]:
         )
     engine = find_engine(request.image, folder / "podman")
     work = folder / request.target.name
-    package = stage(root, work / "project", request.pythons)
+    package = stage(root, work / "project")
     project = tomlkit.parse((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = list(project["dependencies"])
     config, wheels, log = work / "cibuildwheel.toml", work / "wheels", work / "cibuildwheel.log"

@@ -116,12 +116,12 @@ def mirror() -> str:
 
 
 def _headers(requirements: tuple[str, ...], toolkit: Path, temporary: Path, log: Path) -> None:
-    """Install packages of the index and gather their ``include`` folders in the toolkit's."""
+    """Install packages of the index and gather their headers and libraries in the toolkit."""
     site = temporary / "headers"
     command = pip.installing(sys.executable, "--no-deps", "--target", site, *requirements)
     run(command, error=ToolchainError, what="could not install CUDA's headers", hint=pip.HINT, log=log)
-    for folder in sorted(site.glob("nvidia/*/include")):
-        shutil.copytree(folder, toolkit / "include", dirs_exist_ok=True)
+    for folder in sorted((*site.glob("nvidia/*/include"), *site.glob("nvidia/*/lib"))):
+        shutil.copytree(folder, toolkit / folder.name, dirs_exist_ok=True)
     if not (toolkit / "include/cuda_runtime.h").is_file():
         raise ToolchainError(
             f"{', '.join(requirements)} hold no cuda_runtime.h; are headers in [toolkits] of "

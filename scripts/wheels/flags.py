@@ -1,7 +1,8 @@
-"""The flags of compilers, and the definitions that tell kernels and binding what there will be."""
+"""The flags and the environment of compilers, and the definitions that tell code what there will be."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -27,6 +28,10 @@ NVCC_FLAGS = (
 )
 
 
+CORE_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-fvisibility=hidden")
+
+
+# Of upstream's binding.
 CXX_FLAGS = ("-O3", "-fPIC", "-DNDEBUG", "-DTORCH_API_INCLUDE_EXTENSION_H")
 
 
@@ -84,3 +89,25 @@ def gencode(architectures: Sequence[str], shared_ptx: Mapping[str, tuple[str, ..
         + (f"sm_{group[0]}" if len(group) == 1 else f"[{','.join(f'sm_{a}' for a in group)}]")
         for base, group in front_halves(architectures, shared_ptx).items()
     ]
+
+
+# Options that nvcc (and its nvcc.profile), g++ and ld take from the environment: they would be in no digest,
+# and in no wheel's provenance.
+HIDDEN_OPTIONS = (
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
+    *("CUDAFE_FLAGS", "NVVM_FLAGS", "PTXAS_FLAGS", "OCG_FLAGS"),
+    *(
+        "CPATH",
+        "C_INCLUDE_PATH",
+        "CPLUS_INCLUDE_PATH",
+        "GCC_EXEC_PREFIX",
+        "COMPILER_PATH",
+        "LIBRARY_PATH",
+        "LD_RUN_PATH",
+    ),
+)
+
+
+def environment() -> dict[str, str]:
+    """The environment of compilers, and of the cache that starts them."""
+    return {name: value for name, value in os.environ.items() if name not in HIDDEN_OPTIONS}

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from scripts.base.errors import ToolchainError
 from scripts.base.process import quoted
 from scripts.source.kernel_set import Kernel, Pass
+from scripts.wheels import tvm_ffi
 from scripts.wheels.flags import (
     COMPRESS,
     COMPRESS_FROM,
+    CORE_FLAGS,
     CXX_FLAGS,
     NVCC_FLAGS,
     for_gpus,
@@ -41,23 +44,8 @@ _CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream bu
 # (12.4 has neither them nor a seed.)
 _NAMED = "-Xcudafe=--orig_src_path_name -Xcudafe=$source"
 _SEEDED = " --frandom-seed=$source"
-_INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
-
-# Options that nvcc (and its nvcc.profile), g++ and ld take from the environment: they would be in no digest,
-# and in no wheel's provenance.
-HIDDEN_OPTIONS = (
-    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
-    *("CUDAFE_FLAGS", "NVVM_FLAGS", "PTXAS_FLAGS", "OCG_FLAGS"),
-    *(
-        "CPATH",
-        "C_INCLUDE_PATH",
-        "CPLUS_INCLUDE_PATH",
-        "GCC_EXEC_PREFIX",
-        "COMPILER_PATH",
-        "LIBRARY_PATH",
-        "LD_RUN_PATH",
-    ),
-)
+CORE = "csrc/flash_attn/core"  # what is compiled once for each choice of kernels
+_INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", CORE, "csrc/cutlass/include")
 
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture.
 # They order the files, limit the jobs and weigh the progress bar; what is built does not depend on them.
@@ -80,7 +68,6 @@ class Flavour:
     extension: str
     defines: tuple[str, ...] = ()
     torch_in_kernels: bool = False  # upstream's own kernel files include torch, ours do not
-    stand_ins: Path | None = None  # headers in the place of torch's for CUDA
     code: tuple[
         str, ...
     ] = ()  # flags for what kernels become, in the place of machine code for the plan's architectures
@@ -117,7 +104,7 @@ class Unit:
 
     source: str  # relative to the tree
     target: Path
-    rule: str  # nvcc or cxx
+    rule: str  # nvcc, core or cxx
     seconds: float
     memory: float
     key: str = ""  # the digest of all that the object depends on, where its place has one
@@ -215,31 +202,43 @@ def kernel_units(plan: Plan) -> list[Unit]:
     return sorted(units, key=lambda unit: (-unit.seconds, unit.source))
 
 
-def binding_unit(plan: Plan) -> Unit:
-    """``flash_api.cpp``: it alone depends on Python, torch's ABI and the choice of kernels."""
+def binding_units(plan: Plan) -> list[Unit]:
+    """What is compiled beside kernel files: it alone depends on the choice of them.
+
+    Ours is the core, with a binding that needs neither torch nor Python; stock's is upstream's binding.
+    """
+    return [_stock_binding(plan)] if plan.flavour.torch_in_kernels else _core_units(plan)
+
+
+def _core_units(plan: Plan) -> list[Unit]:
     tools = plan.toolchain
-    parts = (
-        tools.environment.torch,
-        tools.environment.tag,
-        _abi(tools),
-        tools.toolkit.version,
-        tools.cxx_version,
-    )
-    flavour = plan.flavour
-    others = (
-        [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(flavour.stand_ins.rglob("*.h"))]
-        if flavour.stand_ins
-        else []
-    )
     key = digest(
         plan.tree.sources,
-        *parts,
-        *tools.environment.pybind,
-        CXX_FLAGS,
-        flavour.extension,
-        flavour.defines,
-        masks(plan.kernels),
-        *others,
+        *(tools.toolkit.version, tools.cxx_version, tvm_ffi.VERSION, CORE_FLAGS, nvcc_flags(plan)),
+        *(_named(tools), plan.flavour.defines, masks(plan.kernels)),
+    )
+    folder = plan.build / "core" / key
+    sources = sorted(path for path in (plan.tree.root / CORE).iterdir() if path.suffix in (".cpp", ".cu"))
+    return [
+        Unit(
+            f"{CORE}/{path.name}",
+            folder / f"{path.stem}.o",
+            "nvcc" if path.suffix == ".cu" else "core",
+            8,
+            1.0e9,
+            key,
+        )
+        for path in sources
+    ]
+
+
+def _stock_binding(plan: Plan) -> Unit:
+    tools, env = plan.toolchain, plan.toolchain.environment
+    compilers = (tools.toolkit.version, tools.cxx_version)
+    key = digest(
+        plan.tree.sources,
+        *(env.torch, env.tag, _abi(tools), *compilers, *env.pybind),
+        *(CXX_FLAGS, plan.flavour.extension, plan.flavour.defines, masks(plan.kernels)),
     )
     return Unit(
         "csrc/flash_attn/flash_api.cpp", plan.build / "binding" / key / "flash_api.o", "cxx", 40, 2.0e9, key
@@ -260,8 +259,22 @@ def _nvcc(plan: Compilation) -> str:
     return f"{quoted(words)} {_named(tools)} -c $staged"
 
 
+def _core(plan: Compilation) -> str:
+    """The command for the core, likewise."""
+    tools = plan.toolchain
+    if tools.ffi is None:
+        raise ToolchainError(
+            "the toolchain was assembled without apache-tvm-ffi; this is a fault of the build system."
+        )
+    words: list[str | Path] = [tools.cxx, *CORE_FLAGS, *masks(plan.kernels), *plan.flavour.defines]
+    words += [*_includes(plan, torch=False), "-isystem", tools.ffi.include]
+    # Errors name headers; where they lay is nobody's business.
+    words.append(f"-ffile-prefix-map={tools.ffi.root}/=")
+    return f"{quoted(words)} -c $source"
+
+
 def _cxx(plan: Compilation) -> str:
-    """The command for the binding, likewise."""
+    """The command for upstream's binding, likewise."""
     words: list[str | Path] = [
         plan.toolchain.cxx,
         *CXX_FLAGS,
@@ -271,18 +284,11 @@ def _cxx(plan: Compilation) -> str:
         *plan.flavour.defines,
         *plan.toolchain.environment.pybind,
     ]
-    if plan.flavour.stand_ins:
-        words.append(f"-I{os.path.relpath(plan.flavour.stand_ins, plan.tree.root)}")
-    # The messages of torch's checks name its headers; where they lay is nobody's business.
+    # The messages of torch's checks name its headers, likewise.
     words += [*_includes(plan, torch=True), f"-ffile-prefix-map={_site(plan)}/="]
     return f"{quoted(words)} -c $source"
 
 
 def command_of(plan: Compilation, rule: str) -> str:
     """What compiles a unit of this rule, with ninja's variables for what differs from unit to unit."""
-    return {"nvcc": _nvcc, "cxx": _cxx}[rule](plan)
-
-
-def environment() -> dict[str, str]:
-    """The environment of compilers, and of the cache that starts them."""
-    return {name: value for name, value in os.environ.items() if name not in HIDDEN_OPTIONS}
+    return {"nvcc": _nvcc, "cxx": _cxx, "core": _core}[rule](plan)

@@ -1,25 +1,30 @@
-"""What a wheel says of itself: upstream's metadata with ours, and the provenance."""
+"""What a wheel says of itself: its metadata, and the provenance."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from email.message import Message
-from email.parser import Parser
+import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.base import files
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from pyproject_metadata import Readme, StandardMetadata
+
+from scripts.base import layout
 from scripts.base.errors import WheelError
-from scripts.base.process import run
+from scripts.source import build_script
+from scripts.wheels import tvm_ffi
+from scripts.wheels.flags import CORE_FLAGS
 from scripts.wheels.kernels import nvcc_flags
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scripts.series.model import Series
     from scripts.series.tree import Tree
     from scripts.source.matrix import Matrix, Target
     from scripts.wheels.kernels import Plan
-    from scripts.wheels.toolchain import Toolchain
 
 PROVENANCE = "flash_attn/_fork.json"
 
@@ -27,103 +32,65 @@ PROVENANCE = "flash_attn/_fork.json"
 PROVENANCE_FORMAT = 1
 
 
-_SAID = ("PKG-INFO", "SOURCES.txt")  # what is kept of setup.py's answer
+DESCRIPTION = "docs/wheel.md"  # what an index shows of a wheel
 
 
-def upstream_metadata(tree: Tree, toolchain: Toolchain, build: Path) -> Message:
-    """Upstream's metadata, as its own setup.py gives it."""
-    return Parser().parsestr(_said(tree, toolchain, build)["PKG-INFO"])
+# What Python finds no error in, and torch has a CUDA build for.
+_REQUIRES_PYTHON = ">=3.10"
+_SUMMARY = "FlashAttention-2 whose deterministic mode makes each row's bits independent of its batch"
 
 
-def upstream_files(tree: Tree, toolchain: Toolchain, build: Path) -> list[str]:
-    """The Python files of the packages that upstream's setup.py packs."""
-    listed = _said(tree, toolchain, build)["SOURCES.txt"].splitlines()
-    return [name for name in listed if name.startswith("flash_attn/") and name.endswith(".py")]
+def python_files(root: Path, others: Sequence[str] = ()) -> list[str]:
+    """The Python files of the packages that upstream's setup.py packs, and of other packages of a tree.
+
+    Raises:
+        WheelError: setup.py does not say which, in the words that it used to.
+    """
+    excluded = build_script.excluded_packages((root / "setup.py").read_bytes())
+    if excluded is None:
+        raise WheelError(f"{root / 'setup.py'} calls find_packages no more; which files belong to a wheel?")
+    names = []
+    for top in ("flash_attn", *others):
+        for init in sorted((root / top).rglob("__init__.py")):
+            folder = init.parent.relative_to(root)
+            dotted = [".".join(folder.parts[: i + 1]) for i in range(len(folder.parts))]
+            whole = all((root / Path(*name.split(".")) / "__init__.py").is_file() for name in dotted)
+            if whole and not any(fnmatch.fnmatchcase(dotted[-1], pattern) for pattern in excluded):
+                names += [str(path.relative_to(root)) for path in sorted(init.parent.glob("*.py"))]
+    return names
 
 
-def _said(tree: Tree, toolchain: Toolchain, build: Path) -> dict[str, str]:
-    """What setup.py says; kept, because that takes some seconds."""
-    kept = build / "metadata" / f"{tree.commit}-{toolchain.environment.tag}.egg-info"
-    if not all((kept / name).is_file() for name in _SAID):
-        kept.mkdir(parents=True, exist_ok=True)
-        said = _ask_setup(tree, toolchain, build / "logs" / "metadata.log")
-        tree.check_unchanged()
-        for name, text in said.items():
-            files.write(kept / name, text)
-    return {name: (kept / name).read_text(encoding="utf-8") for name in _SAID}
+def fork_metadata(root: Path, matrix: Matrix, target: Target) -> str:
+    """The wheel's METADATA: the fork's own words, with what upstream requires."""
+    told = StandardMetadata(
+        "flash_attn",
+        version=Version(matrix.version(target)),
+        description=_SUMMARY,
+        requires_python=SpecifierSet(_REQUIRES_PYTHON),
+        dependencies=[Requirement(text) for text in _requirements(root, target)],
+        license="BSD-3-Clause",
+        license_files=[Path(name) for name in ("LICENSE", "AUTHORS", "NOTICE")],
+        urls={"Upstream": matrix.upstream.repository},
+        readme=Readme((layout.ROOT / DESCRIPTION).read_text(encoding="utf-8"), None, "text/markdown"),
+        metadata_version="2.4",
+    )
+    return str(told.as_rfc822())
 
 
-def _ask_setup(tree: Tree, toolchain: Toolchain, log: Path) -> dict[str, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "source"
-        shutil.copytree(tree.root, source, ignore=shutil.ignore_patterns(".git", "cutlass"))
-        # setup.py looks for cutlass before it knows that nothing is to be compiled.
-        header = source / "csrc/cutlass/include/cutlass/cutlass.h"
-        header.parent.mkdir(parents=True)
-        header.touch()
-        env = {
-            "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE",
-            "FLASH_ATTENTION_FORCE_BUILD": "TRUE",
-            "CUDA_HOME": "",
-        }
-        command: list[str | Path] = [
-            toolchain.environment.python,
-            "setup.py",
-            "--quiet",
-            "egg_info",
-            "--egg-base",
-            folder,
-        ]
-        run(
-            command,
-            error=WheelError,
-            what="upstream's setup.py gave no metadata",
-            hint="Does a patch touch setup.py?",
-            cwd=source,
-            env=env,
-            log=log,
-        )
-        answer = Path(folder) / "flash_attn.egg-info"
-        return {name: (answer / name).read_text(encoding="utf-8") for name in _SAID}
+def _requirements(root: Path, target: Target) -> list[str]:
+    """What upstream requires, torch in the target's range, and what the binding is called through."""
+    listed = build_script.requirements((root / "setup.py").read_bytes())
+    if "torch" not in listed:
+        raise WheelError(f"{root / 'setup.py'} does not require torch as expected: {listed}.")
+    own = [tvm_ffi.REQUIREMENT]
+    if any(release in SpecifierSet(target.torch) for release in tvm_ffi.TORCH_WITHOUT_EXCHANGE):
+        own.append(tvm_ffi.EXCHANGE)
+    return [f"torch{target.torch}" if name == "torch" else name for name in listed] + own
 
 
-def fork_metadata(upstream: Message, matrix: Matrix, target: Target, python: str) -> str:
-    """Upstream's metadata with our version, NOTICE, and the Python and the torch that it is built for."""
-    requires = [
-        f"torch=={'.'.join(target.torch.split('.')[:2])}.*" if r == "torch" else r
-        for r in upstream.get_all("Requires-Dist", [])
-    ]
-    if f"torch=={'.'.join(target.torch.split('.')[:2])}.*" not in requires:
-        raise WheelError(f"upstream's metadata does not require torch as expected: {requires}.")
-    message = Message()
-    for name, value in upstream.items():
-        if name in (
-            "Version",
-            "Requires-Dist",
-            "License-File",
-            "Requires-Python",
-            "Dynamic",
-            "Metadata-Version",
-        ):
-            continue
-        message[name] = value
-    message["Metadata-Version"] = "2.4"
-    message["Version"] = matrix.version(target)
-    message["Requires-Python"] = f"=={python}.*"
-    for requirement in requires:
-        message["Requires-Dist"] = requirement
-    for name in ("LICENSE", "AUTHORS", "NOTICE"):
-        message["License-File"] = name
-    message.set_payload(upstream.get_payload())
-    # Metadata-Version comes first; email keeps the order in which headers were set.
-    ordered = Message()
-    for name in ("Metadata-Version", "Name", "Version"):
-        ordered[name] = message[name]
-    for name, value in message.items():
-        if name not in ("Metadata-Version", "Name", "Version"):
-            ordered[name] = value
-    ordered.set_payload(message.get_payload())
-    return ordered.as_string(maxheaderlen=0)
+def version_facts(matrix: Matrix) -> dict[str, str]:
+    """What a provenance says of a wheel that passes for another release than it was built from."""
+    return {"base_version": matrix.base_version} if matrix.base_version else {}
 
 
 def series_facts(series: Series, tree: Tree) -> dict[str, Any]:
@@ -132,7 +99,15 @@ def series_facts(series: Series, tree: Tree) -> dict[str, Any]:
         "digest": tree.digest,
         "base": tree.base,
         "commit": tree.commit,
-        "patches": [{"name": p.name, "subject": p.subject, "sha256": p.sha256} for p in series.patches],
+        "patches": [
+            {
+                "name": p.name,
+                "subject": p.subject,
+                "sha256": p.sha256,
+                "upstream_status": p.upstream_status,
+            }
+            for p in series.patches
+        ],
     }
 
 
@@ -147,6 +122,7 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
             "cutlass": pin.cutlass,
             "sdist_sha256": pin.sdist_sha256,
         },
+        **version_facts(matrix),
         "fork_revision": matrix.table.revision,
         "series": series_facts(series, tree),
         "target": target.name,
@@ -154,6 +130,9 @@ def provenance(matrix: Matrix, target: Target, series: Series, plan: Plan) -> di
         "attn_bias": all(k.bias for k in plan.kernels),
         "architectures": list(plan.architectures),
         "cuda": target.cuda,
-        "torch": target.torch,
+        "torch": target.reference_torch,
+        "requires_torch": target.torch,
+        "tvm_ffi": tvm_ffi.VERSION,
         "nvcc": {"version": plan.toolchain.toolkit.version, "flags": nvcc_flags(plan)},
+        "cxx": {"version": plan.toolchain.cxx_version, "flags": list(CORE_FLAGS)},
     }

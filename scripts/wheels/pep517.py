@@ -18,24 +18,21 @@ def build_wheel(
     config_settings: object = None,  # noqa: ARG001
     metadata_directory: str | None = None,  # noqa: ARG001
 ) -> str:
-    """Build for the running Python what FA2_BUILD asks for, from the project that this package lies in.
+    """Build what FORK_BUILD asks for, from the project that this package lies in.
 
     Returns:
         The wheel's file name.
     """
     project = Path.cwd().parent  # a frontend calls hooks in the package's folder
     with tempfile.TemporaryDirectory(dir=wheel_directory) as folder:
-        python = f"{sys.version_info.major}.{sys.version_info.minor}"
         command = [
             sys.executable,
             "-m",
             "scripts",
             "build",
-            "--python",
-            python,
             "--out",
             folder,
-            *shlex.split(os.environ["FA2_BUILD"]),
+            *shlex.split(os.environ["FORK_BUILD"]),
         ]
         subprocess.run(command, cwd=project, check=True)
         (made,) = Path(folder).glob("*.whl")

@@ -37,7 +37,9 @@ class Provenance(OpenDocument):
     """What ``flash_attn/_fork.json`` holds."""
 
     format: Literal[1]
-    torch: str = ""  # none: of a wheel for every torch
+    torch: str = ""  # that it is tried beside; none where its suite says which
+    architectures: tuple[str, ...] = ()  # none: its kernels are compiled at their first use
+    cuda: str = ""  # the release, where machine code is in the wheel
     series: SeriesFacts
 
 

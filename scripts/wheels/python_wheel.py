@@ -5,7 +5,6 @@ Nothing is compiled, and nothing is installed: one wheel serves every Python, to
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import tomlkit
@@ -17,8 +16,8 @@ from tomlkit.exceptions import TOMLKitError
 from scripts.base import console, layout
 from scripts.base.errors import WheelError
 from scripts.series import clone, places
-from scripts.wheels import wheel
-from scripts.wheels.metadata import PROVENANCE_FORMAT, series_facts
+from scripts.wheels import sbom, wheel
+from scripts.wheels.metadata import PROVENANCE_FORMAT, series_facts, version_facts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,16 +66,16 @@ def pack(loaded: Matrix, patches: Series, tree: Tree, dist: Path) -> Path:
     entries = {f"{package}/{path.name}": path.read_bytes() for path in folder.glob("*.py")}
     licences = {name: folder / name for name in ("LICENSE", "AUTHORS") if (folder / name).is_file()}
     licences["NOTICE"] = layout.ROOT / "NOTICE"
-    facts = json.dumps(provenance(loaded, patches, tree), indent=1) + "\n"
     entries |= {
-        provenance_path(package): facts.encode(),
         f"{info}/METADATA": metadata(loaded, folder, list(licences)).encode(),
         f"{info}/WHEEL": about.encode(),
         f"{info}/top_level.txt": f"{package.partition('/')[0]}\n".encode(),
     }
     entries |= {f"{info}/licenses/{name}": path.read_bytes() for name, path in licences.items()}
     tree.check_unchanged()
-    return wheel.write(dist / file_name(loaded), entries)
+    facts = provenance(loaded, patches, tree)
+    described = sbom.describe(entries, info, provenance_path(package), facts)
+    return wheel.write(dist / file_name(loaded), described)
 
 
 def metadata(loaded: Matrix, folder: Path, licences: list[str]) -> str:
@@ -109,6 +108,7 @@ def provenance(loaded: Matrix, patches: Series, tree: Tree) -> dict[str, Any]:
     return {
         "format": PROVENANCE_FORMAT,
         "upstream": {"version": pin.version, "commit": pin.commit, "sdist_sha256": pin.sdist_sha256},
+        **version_facts(loaded),
         "fork_revision": loaded.table.revision,
         "series": series_facts(patches, tree),
     }

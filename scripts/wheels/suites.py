@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ class Suite:
     """What proves the wheels of one distribution."""
 
     folder: str  # in tests/
-    pattern: str  # of wheels' names; its groups are a Python, where a wheel is of one
+    pattern: str  # of wheels' names
     provenance: str  # its place in a wheel
     beside: tuple[str, ...] = ()  # folders of tests/ that it takes modules from
     torch: str = ""  # for a wheel that names none
@@ -35,18 +34,15 @@ class Suite:
         count = min(self.processes, os.cpu_count() or 1)
         return ("--numprocesses", str(count), "--dist", "worksteal") if count > 1 else ()
 
-    def python(self, name: str) -> str | None:
-        """The Python that a wheel is for, by its name; this one, for one of all. None: another suite's."""
-        match = re.fullmatch(self.pattern, name)
-        if match is None:
-            return None
-        return ".".join(match.groups()) or f"{sys.version_info.major}.{sys.version_info.minor}"
+    def proves(self, name: str) -> bool:
+        """Whether it is for a wheel of this name."""
+        return re.fullmatch(self.pattern, name) is not None
 
 
 SUITES = (
     Suite(
         "wheel",
-        r"flash_attn-[^-]+(?:-\d[^-]*)?-cp(\d)(\d+)-cp\d+-(?:many)?linux\w*_x86_64\.whl",
+        r"flash_attn-[^-]+(?:-\d[^-]*)?-py3-none-(?:many)?linux\w*_x86_64\.whl",
         PROVENANCE,
     ),
     Suite(
@@ -75,9 +71,9 @@ def of(path: Path) -> Suite:
         UsageError: it is no wheel of this project.
     """
     for suite in SUITES:
-        if suite.python(path.name) is not None:
+        if suite.proves(path.name):
             return suite
     raise UsageError(
-        f"{path.name} is no wheel of this project (flash_attn-VERSION-KERNELS-cpXY-cpXY-linux_x86_64.whl or "
+        f"{path.name} is no wheel of this project (flash_attn-VERSION-KERNELS-py3-none-PLATFORM.whl or "
         "flash_attn_4-VERSION-py3-none-any.whl)."
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console, files, layout, pip
-from scripts.base.errors import ToolchainError, UsageError
+from scripts.base.errors import ToolchainError
 from scripts.base.process import run
-from scripts.wheels import debian, torch_environment
+from scripts.wheels import debian, torch_environment, tvm_ffi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """All that a build of one target runs: kernels without an environment, the binding with one."""
+    """All that a build of one target runs; with an environment, stock's binding and tests too."""
 
     toolkit: Toolkit
     cxx: Path
@@ -50,13 +50,14 @@ class Toolchain:
     ninja: Path
     sccache: Path | None
     for_python: torch_environment.Environment | None
+    ffi: tvm_ffi.TvmFfi | None = None  # for the core's binding
 
     @property
     def environment(self) -> torch_environment.Environment:
         """Torch and Python, for what includes their headers."""
         if self.for_python is None:
             raise ToolchainError(
-                "this needs torch and Python, and the toolchain was assembled for kernels alone; "
+                "this needs torch and Python, and the toolchain was assembled without; "
                 "this is a fault of the build system."
             )
         return self.for_python
@@ -64,7 +65,7 @@ class Toolchain:
 
 def find_python(version: str | None) -> Path:
     """The interpreter of this version (``3.12``): the one running, one on PATH, or one of pyenv's."""
-    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    running = running_python()
     if version is None or version == running:
         return Path(sys.base_prefix) / "bin" / f"python{running}"
     roots = sorted(
@@ -81,15 +82,9 @@ def find_python(version: str | None) -> Path:
     )
 
 
-def check_python(target: Target, version: str | None) -> str:
-    """The Python to build for, which the target must list."""
-    python = version or f"{sys.version_info.major}.{sys.version_info.minor}"
-    if python not in target.pythons:
-        raise UsageError(
-            f"target {target.name} has no Python {python}; it has {', '.join(target.pythons)} (choose with "
-            "--python)."
-        )
-    return python
+def running_python() -> str:
+    """The version of this interpreter, such as 3.12."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _nvcc_version(nvcc: Path) -> tuple[str, str] | None:
@@ -149,7 +144,7 @@ def _shared_folder(target: Target, shared: Path) -> Path:
     """Where the toolkit of an index lies, or would; named by what it is made of."""
     if target.assembled:
         digest = hashlib.sha256(target.assembled.model_dump_json().encode()).hexdigest()
-        return shared / f"{target.toolkit}-{digest[:16]}"
+        return shared / f"{target.toolkit}-{digest[:16]}-with-lib"
     return shared / "-".join((str(target.toolkit), *TOOLKIT_PARTS))
 
 
@@ -238,7 +233,7 @@ def _tool(name: str) -> Path:
 
 
 def assemble(target: Target, python_version: str | None, build: Path, *, cache: bool) -> Toolchain:
-    """Everything that a build of this target for this Python needs; without a Python, that of its kernels."""
+    """Everything that a build of this target needs; with a Python, torch for it too."""
     cxx = host_compiler()
     logs = build / "logs"
     interpreter = find_python(python_version) if python_version is not None else None
@@ -249,7 +244,10 @@ def assemble(target: Target, python_version: str | None, build: Path, *, cache: 
     if python_version is not None and interpreter is not None:
         env = torch_environment.environment(target, interpreter, python_version, build / "env", logs)
         torch_environment.check_headers(env)
-    return Toolchain(tools, cxx, _host_version(cxx), _tool("ninja"), _tool("sccache") if cache else None, env)
+    return Toolchain(
+        *(tools, cxx, _host_version(cxx), _tool("ninja"), _tool("sccache") if cache else None, env),
+        tvm_ffi.installed(layout.cache("tvm-ffi"), logs / "tvm-ffi.log"),
+    )
 
 
 def out_of_reach(target: Target) -> bool:

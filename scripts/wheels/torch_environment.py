@@ -71,11 +71,11 @@ def _made_environment(target: Target, python: Path, version: str, folder: Path, 
     binary, marker = root / "bin/python", root / _READY
     if marker.is_file():
         facts = json.loads(marker.read_text(encoding="utf-8"))
-        if facts["wanted"] == target.torch:
+        if facts["wanted"] == target.reference_torch:
             return _environment(
                 binary, facts if facts.get("format") == _READY_FORMAT else _probe(binary, target, marker)
             )
-    console.step(f"Installing torch {target.torch} for Python {version} (some GB the first time)")
+    console.step(f"Installing torch {target.reference_torch} for Python {version} (some GB the first time)")
     shutil.rmtree(root, ignore_errors=True)
     run(
         [python, "-m", "venv", root],
@@ -83,11 +83,11 @@ def _made_environment(target: Target, python: Path, version: str, folder: Path, 
         what="could not make a virtual environment",
         hint=pip.HINT,
     )
-    packages = [torch_for_cuda(target.torch), "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
+    packages = [torch_for_cuda(target.reference_torch), "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
     run(
         pip.installing(binary, *packages),
         error=ToolchainError,
-        what=f"could not install torch {target.torch}",
+        what=f"could not install torch {target.reference_torch}",
         hint=pip.HINT,
         log=logs / f"environment-{root.name}.log",
     )
@@ -107,14 +107,14 @@ def _probe(binary: Path, target: Target, marker: Path) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(
         run([binary, "-c", _PROBE], error=ToolchainError, what="torch was installed but cannot be imported")
     )
-    if facts["torch"].split("+")[0] != target.torch or facts["cuda"] != target.cuda:
+    if facts["torch"].split("+")[0] != target.reference_torch or facts["cuda"] != target.cuda:
         built = f"CUDA {facts['cuda']}" if facts["cuda"] else "the CPU alone"
         raise ToolchainError(
             f"pip installed torch {facts['torch']}, built for {built}; target {target.name} needs torch "
-            f"{target.torch} for CUDA {target.cuda}. A local index or find-links in pip's configuration may "
-            "offer another build (pip config list)."
+            f"{target.reference_torch} for CUDA {target.cuda}. A local index or find-links in pip's "
+            "configuration may offer another build (pip config list)."
         )
-    facts |= {"format": _READY_FORMAT, "wanted": target.torch}
+    facts |= {"format": _READY_FORMAT, "wanted": target.reference_torch}
     files.write(marker, json.dumps(facts) + "\n")
     return facts
 

@@ -10,18 +10,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from scripts.base import console, documents, files, layout, pip
+from scripts.base import console, files, layout, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
 from scripts.base.process import run
-from scripts.wheels import suites, wheel
+from scripts.wheels import companions, suites, trust
 from scripts.wheels.proof import Proof, Provenance, read_proof
-from scripts.wheels.toolchain import find_python
+from scripts.wheels.toolchain import find_python, running_python
 from scripts.wheels.torch_environment import torch_for_cuda
 
 if TYPE_CHECKING:
@@ -38,32 +37,34 @@ class Facts:
     """What a wheel says of itself, by its name and its provenance."""
 
     path: Path
-    python: str
     provenance: Provenance
+    sha256: str = ""  # as it was checked
     suite: suites.Suite = suites.SUITES[0]
 
     @property
     def torch(self) -> str:
-        """The version that it was built for, or that it is proved with."""
+        """The version that it is proved beside."""
         return self.provenance.torch or self.suite.torch
 
 
 def facts_of(path: Path) -> Facts:
-    """Read a wheel's name and provenance."""
+    """Check a wheel and what lies beside it; what it says of itself.
+
+    Raises:
+        UsageError: it does not exist, or is no wheel of this project.
+        VerifyError: its proof is damaged.
+        WheelError: it, or a file beside it, was changed; the message names the file.
+    """
     if not path.is_file():
         raise UsageError(f"{path} does not exist.")
     suite = suites.of(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():
-                raise WheelError(f"{path}: {damaged} is damaged; build the wheel again.")
-            content = archive.read(suite.provenance)
-    except (zipfile.BadZipFile, KeyError) as e:
-        raise WheelError(f"{path}: not a wheel of this project, or cut off: {e}.") from e
-    provenance = documents.parse(
-        Provenance, content, f"{path}: {suite.provenance}", error=WheelError, remedy="build the wheel again"
-    )
-    return Facts(path, str(suite.python(path.name)), provenance, suite)
+    checked = trust.check(path).wheel
+    if checked.provenance_name != suite.provenance:
+        raise WheelError(
+            f"{path}: its provenance is {checked.provenance_name}, and tests/{suite.folder} proves wheels "
+            f"that have {suite.provenance}."
+        )
+    return Facts(path, checked.provenance, checked.sha256, suite)
 
 
 def wheels_in(dist: Path) -> list[Path]:
@@ -81,7 +82,7 @@ def installed(facts: Facts, root: Path, logs: Path) -> Path:
     python = root / "bin/python"
     log = logs / f"verify-{facts.path.stem}.log"
     run(
-        [find_python(facts.python), "-m", "venv", root],
+        [find_python(None), "-m", "venv", root],
         error=ToolchainError,
         what="could not make a virtual environment",
     )
@@ -137,9 +138,12 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
     with tempfile.TemporaryDirectory(dir=environments, prefix="verify-") as folder:
         root = Path(folder)
         # A copy: a build may put another wheel in its place meanwhile.
+        facts = facts_of(path)
         tried = Path(shutil.copyfile(path, root / path.name))
-        facts = facts_of(tried)
-        console.note(f"fresh environment: Python {facts.python}, torch {facts.torch}, the wheel")
+        if sha256(tried) != facts.sha256:
+            raise VerifyError(f"{path} was replaced while it was verified; run this again.")
+        facts = replace(facts, path=tried)
+        console.note(f"fresh environment: Python {running_python()}, torch {facts.torch}, the wheel")
         python = installed(facts, root / "venv", build / "logs")
         proof = root / "proof.json"
         status = _run_suite(python, suite, tried, proof, checkout, extra)
@@ -150,9 +154,9 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
             )
         result = read_proof(proof)
         if not extra:
-            _keep_proof(path, proof, result)
+            keep_proof(path, proof, result)
     _report(result)
-    kept = f" The proof is {wheel.proof_path(path)}." if not extra else ""
+    kept = f" The proof is {companions.proof(path)}." if not extra else ""
     _judge(path, status, result, kept, chosen=bool(extra))
     return result
 
@@ -184,13 +188,16 @@ def _run_suite(
     return subprocess.run(words, cwd=root, env=environment, check=False).returncode
 
 
-def _keep_proof(path: Path, proof: Path, result: Proof) -> None:
+def keep_proof(path: Path, proof: Path, result: Proof) -> None:
     """Put a proof beside its wheel."""
     if result.wheel is None or sha256(path) != result.wheel.sha256:
         raise VerifyError(f"{path} was replaced while it was verified; run this again.")
-    part = wheel.proof_path(path).with_suffix(".part")
+    for stale in companions.of_proof(path):
+        stale.unlink(missing_ok=True)
+    part = companions.proof(path).with_suffix(".part")
     shutil.copyfile(proof, part)
-    part.replace(wheel.proof_path(path))
+    part.replace(companions.proof(path))
+    trust.attest_proof(path)
 
 
 def _judge(path: Path, status: int, result: Proof, kept: str, *, chosen: bool) -> None:

@@ -1,4 +1,4 @@
-"""Link the extension and pack it with upstream's Python files, metadata and provenance into one wheel.
+"""Pack the extension with the tree's Python files, metadata and provenance into one wheel.
 
 Packing adds nothing of its own to the objects: entries in order, one date for all of them.
 """
@@ -6,7 +6,6 @@ Packing adds nothing of its own to the objects: entries in order, one date for a
 from __future__ import annotations
 
 import filecmp
-import json
 import os
 import tempfile
 import zipfile
@@ -19,8 +18,9 @@ from wheel.wheelfile import WheelFile
 
 from scripts.base import layout
 from scripts.source.kernel_set import spell_kernels
+from scripts.wheels import companions, linking, sbom, trust
 from scripts.wheels.kernels import FORK
-from scripts.wheels.metadata import PROVENANCE, fork_metadata, upstream_files, upstream_metadata
+from scripts.wheels.metadata import PROVENANCE, fork_metadata, python_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,22 +64,19 @@ def pack(
     dist: Path,
 ) -> Path:
     """Write the wheel into ``dist``, aside and then renamed."""
-    tree, tag = plan.tree, plan.toolchain.environment.tag
+    tree, tag = plan.tree, f"py3-none-{linking.platform(extension)}"
     version = matrix.version(target)
     info = f"flash_attn-{version}.dist-info"
     build_tag = _build_tag(plan)
-    name = f"flash_attn-{version}-{build_tag}-{tag}-{tag}-linux_x86_64.whl"
-    metadata = fork_metadata(
-        upstream_metadata(tree, plan.toolchain, plan.build), matrix, target, f"{tag[2]}.{tag[3:]}"
-    )
+    name = f"flash_attn-{version}-{build_tag}-{tag}.whl"
+    metadata = fork_metadata(tree.root, matrix, target)
     wheel = "Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\n"
-    wheel += f"Build: {build_tag}\nTag: {tag}-{tag}-linux_x86_64\n"
+    wheel += f"Build: {build_tag}\nTag: {tag}\n"
     entries: dict[str, bytes] = {
-        name: (tree.root / name).read_bytes() for name in upstream_files(tree, plan.toolchain, plan.build)
+        name: (tree.root / name).read_bytes() for name in python_files(tree.root, (FORK.extension,))
     }
     entries |= {
-        PROVENANCE: (json.dumps(facts, indent=1) + "\n").encode(),
-        f"{FORK.extension}.cpython-{tag[2:]}-x86_64-linux-gnu.so": extension.read_bytes(),
+        f"{FORK.extension}/{linking.LIBRARY}": extension.read_bytes(),
         f"{info}/METADATA": metadata.encode(),
         f"{info}/WHEEL": wheel.encode(),
         f"{info}/top_level.txt": f"flash_attn\n{FORK.extension}\n".encode(),
@@ -88,7 +85,7 @@ def pack(
         f"{info}/licenses/NOTICE": (layout.ROOT / "NOTICE").read_bytes(),
     }
     tree.check_unchanged()
-    return write(dist / name, entries)
+    return write(dist / name, sbom.describe(entries, info, PROVENANCE, facts))
 
 
 def write(place: Path, entries: dict[str, bytes]) -> Path:
@@ -105,16 +102,13 @@ def write(place: Path, entries: dict[str, bytes]) -> Path:
                 header.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(header, entries[entry])
         publish(part, place)
+    trust.attest_build(place)
     return place
 
 
 def publish(part: Path, place: Path) -> None:
-    """Rename a wheel into its place. The proof that lies there goes, unless it is of these bytes."""
+    """Rename a wheel into its place. What tells of other bytes there goes: proof, statements, signatures."""
     if not (place.is_file() and filecmp.cmp(part, place, shallow=False)):
-        proof_path(place).unlink(missing_ok=True)
+        for stale in companions.of_bytes(place):
+            stale.unlink(missing_ok=True)
     part.replace(place)
-
-
-def proof_path(wheel: Path) -> Path:
-    """Where a wheel's proof lies: beside it."""
-    return wheel.with_suffix(".proof.json")

@@ -50,14 +50,15 @@ ${{{{ hashFiles('patches/**', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
           restore-keys: kernels-${{{{ matrix.cuda }}}}-
       - run: mkdir -p ~/.cache/flash-attention-deterministic/containers
       - run: python -m pip install nox
-      - run: nox -s build -- --containers --target ${{{{ matrix.target }}}} \
---python ${{{{ matrix.python }}}} --out wheels
+      - run: nox -s build -- --containers --target ${{{{ matrix.target }}}} --out wheels
       - run: sudo chown -R "$(id -u)" ~/.cache/flash-attention-deterministic
         if: always()
       - uses: actions/upload-artifact@v4
         with:
           name: ${{{{ matrix.target }}}}
-          path: wheels/*.whl
+          path: |
+            wheels/*.whl
+            wheels/*.provenance.json
           if-no-files-found: error
 """
 
@@ -81,13 +82,15 @@ _PYTHON = """\
       - uses: actions/upload-artifact@v4
         with:
           name: ${{{{ matrix.upstream }}}}
-          path: wheels/*.whl
+          path: |
+            wheels/*.whl
+            wheels/*.provenance.json
           if-no-files-found: error
 """
 
 
 def render(matrix: Matrix) -> str:
-    """The workflow: one job a target, all of its Pythons in one container; one a python upstream.
+    """The workflow: one job a target, in its container; one a python upstream.
 
     Raises:
         MatrixError: a target whose CUDA has no image.
@@ -98,10 +101,7 @@ def render(matrix: Matrix) -> str:
             raise MatrixError(
                 f"{matrix.path}: [images] has none for CUDA {target.cuda} of target {target.name}; add one."
             )
-        rows.append(
-            "          - "
-            f"{json.dumps({'target': target.name, 'cuda': target.cuda, 'python': ','.join(target.pythons)})}"
-        )
+        rows.append(f"          - {json.dumps({'target': target.name, 'cuda': target.cuda})}")
     names = [name for name, table in matrix.upstreams.items() if table.kind == "python"]
     return _TEXT.format(rows="\n".join(rows)) + (_PYTHON.format(names=json.dumps(names)) if names else "")
 

@@ -11,6 +11,7 @@ import flash_attn
 import flash_attn_2_cuda
 import harness
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, settings
 
 harness.DEVICE = "cpu"
@@ -68,11 +69,26 @@ for custom in (flash_attn.fork_bias_forward.forward, flash_attn.fork_bias_backwa
     custom.register_kernel("cpu")(custom._init_fn)
 
 
+drawn_numbers = 0  # of the emulated GPU's one generator, whose seed is 1
+
+
+def draw(_: Any, __: torch.device, increment: int) -> tuple[int, int, None, None]:
+    """Random state as a GPU's generator gives it; there is none here."""
+    global drawn_numbers  # noqa: PLW0603 - a generator's state
+    offset = drawn_numbers
+    drawn_numbers += (increment + 3) // 4 * 4
+    return 1, offset, None, None
+
+
+flash_attn_2_cuda.random_state.draw = draw
+flash_attn_2_cuda.NEEDS_GPU = False
+
+
 class Machine:
     """The emulated GPU: how many multiprocessors it claims, and in which order blocks and warps run."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(flash_attn_2_cuda.__file__)
+        self._library = ctypes.CDLL(str(flash_attn_2_cuda._LIBRARY))
         for name in ("launches", "instructions", "largest"):
             getattr(self._library, f"emulator_{name}").restype = ctypes.c_ulonglong
 

@@ -166,6 +166,16 @@ cudaError_t CUDARTAPI cudaFree(void *at) {
     std::free(at);
     return cudaSuccess;
 }
+cudaError_t CUDARTAPI cudaMemsetAsync(void *at, int value, size_t size, cudaStream_t) {
+    std::memset(at, value, size);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind, cudaStream_t) {
+    std::memcpy(to, from, size);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaGetDevice(int *device) {
     *device = 0;
     return cudaSuccess;
@@ -194,5 +204,6 @@ cudaError_t CUDARTAPI cudaGetLastError() {
 }
 cudaError_t CUDARTAPI cudaPeekAtLastError() { return state().error; }
 const char *CUDARTAPI cudaGetErrorString(cudaError_t) { return state().message.c_str(); }
+const char *CUDARTAPI cudaGetErrorName(cudaError_t) { return "emulated"; }
 
 }  // extern "C"

@@ -498,7 +498,7 @@ def test_the_emulator_finds_a_read_outside_an_allocation() -> None:
 def test_the_emulator_is_the_gpu_that_was_asked_for(capability: str, kib: int) -> None:
     code = """
 import ctypes, torch, flash_attn_2_cuda
-library, value = ctypes.CDLL(flash_attn_2_cuda.__file__), ctypes.c_int()
+library, value = ctypes.CDLL(str(flash_attn_2_cuda._LIBRARY)), ctypes.c_int()
 for attribute in (75, 76, 97):  # major, minor, the most shared memory of a block
     assert library.cudaDeviceGetAttribute(ctypes.byref(value), attribute, 0) == 0
     print(value.value)

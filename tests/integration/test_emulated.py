@@ -53,7 +53,7 @@ def test_a_failure_is_an_error() -> None:
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program of small kernels on the emulator, without torch."""
     target = matrix.load(layout.MATRIX).default()
-    tools = toolchain.assemble(target, toolchain.check_python(target, None), layout.BUILD, cache=False)
+    tools = toolchain.assemble(target, toolchain.running_python(), layout.BUILD, cache=False)
     folder = tmp_path_factory.mktemp("faults")
     source, made = emulator.SUITE / "faults.cu", folder / "faults.o"
     nvcc: list[str | Path] = [tools.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={tools.cxx}"]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import venv
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ pytestmark = pytest.mark.network
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
-TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 # As much of torch as setup.py asks for when nothing is to be compiled.
 TORCH = """
 __version__ = "2.11.0"
@@ -42,9 +40,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     checkout = upstream.find(
         MATRIX.upstream, ROOT / "build/no-submodule", cache("sdist"), upstream.Source.SDIST
     )
-    applied = tree.apply(
-        model.read(ROOT / "patches/flash-attn"), MATRIX.upstream, checkout, folder / "source"
-    )
+    series = model.read(ROOT / "patches/flash-attn")
+    applied = tree.apply(series, MATRIX.upstream, checkout, folder / "source")
     stand_in = folder / "python/torch/utils"
     stand_in.mkdir(parents=True)
     (stand_in.parent / "__init__.py").write_text(TORCH)
@@ -55,13 +52,12 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     python = folder / "run-python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder / "python"}" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    tools = toolchain(folder, "exit 1\n")
-    tools = replace(tools, for_python=replace(tools.environment, python=python, tag=TAG))
-    plan = kernels.Plan(applied, tools, kernel_set.ALL_KERNELS[:1], ("90",), folder / "build")
-    (folder / "extension.so").write_bytes(b"none")
-    target = MATRIX.named("cu130-torch2.11")
-    packed = wheel.pack(MATRIX, target, plan, folder / "extension.so", {}, folder / "dist")
-    assert metadata.upstream_files(applied, tools, folder / "build")
+    plan = kernels.Plan(
+        applied, toolchain(folder, "exit 1\n"), kernel_set.ALL_KERNELS[:1], ("90",), folder / "build"
+    )
+    extension = Path(sys.executable).resolve()  # a file of machine code, as good as any
+    facts = metadata.provenance(MATRIX, MATRIX.default(), series, plan)
+    packed = wheel.pack(MATRIX, MATRIX.default(), plan, extension, facts, folder / "dist")
     four = folder / "dist/flash_attn_4-4.0-py3-none-any.whl"
     with WheelFile(four, "w") as archive:
         for name in FOUR:
@@ -88,6 +84,8 @@ def test_the_wheel_leaves_to_others_what_is_theirs(wheels: dict[str, Path]) -> N
         "flash_attn/determinism.py",
         "flash_attn/layers/rotary.py",
         "flash_attn/ops/triton/rotary.py",
+        "flash_attn_2_cuda/__init__.py",
+        "flash_attn_2_cuda/core.so",
     } <= files
     assert not files & files_of(wheels["flash-attn-4"])
 

@@ -19,8 +19,8 @@ from scripts.base.errors import NotVerified
 from scripts.base.layout import cache
 from scripts.series import model, tree
 from scripts.source import matrix, sdist, upstream
-from scripts.wheels import python_wheel
-from scripts.wheels.wheel import proof_path
+from scripts.wheels import companions, contents, python_wheel
+from scripts.wheels import wheel as packing
 
 pytestmark = pytest.mark.network
 
@@ -100,6 +100,31 @@ def test_a_build_from_nothing_gives_the_same_bytes() -> None:
     assert "byte for byte the same" in done.stdout
 
 
+def inspect(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scripts", "inspect", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_second_builder_gets_the_same_bytes_from_what_the_wheel_says(wheel: Path) -> None:
+    done = inspect("--rebuild", "--source", "sdist", wheel)
+    assert done.returncode == 0, done.stderr
+    assert "byte for byte the same, from nothing" in done.stdout
+
+
+def test_a_second_builder_is_told_where_bytes_differ(wheel: Path, tmp_path: Path) -> None:
+    """A wheel with a file more that agrees with itself: only building it again shows that."""
+    whole = contents.read(wheel)
+    (record,) = [name for name in whole.files if name.endswith("/RECORD")]
+    files = {name: content for name, content in whole.files.items() if name != record}
+    files |= {f"{PACKAGE}/extra.py": b"x = 1\n"}
+    forged = packing.write(tmp_path / wheel.name, files)
+    assert inspect(forged).returncode == 0
+    done = inspect("--rebuild", "--source", "sdist", forged)
+    assert done.returncode == 9
+    assert f"{forged} is not what a build from nothing gives" in done.stderr
+    assert "extra.py" in done.stderr
+
+
 def verify(wheel: Path, *chosen: str) -> subprocess.CompletedProcess[str]:
     """In the environment that nox -s verify makes."""
     command = [
@@ -125,7 +150,7 @@ def test_the_static_half_of_its_suite_passes_and_compiles_every_kernel_that_the_
         return
     done = verify(wheel)
     assert done.returncode == NotVerified.exit_code, done.stdout + done.stderr
-    proof = json.loads(proof_path(wheel).read_text())
+    proof = json.loads(companions.proof(wheel).read_text())
     outcomes = Counter((case["outcome"], case.get("reason", "")) for case in proof["cases"].values())
     not_run = {reason: count for (outcome, reason), count in outcomes.items() if outcome == "not run"}
     assert not_run == {"not run: no CUDA device; their kernels compile": proof["counts"]["not run"]}
@@ -133,3 +158,5 @@ def test_the_static_half_of_its_suite_passes_and_compiles_every_kernel_that_the_
     assert "failed" not in proof["counts"]
     kernels = proof["kernels"]
     assert kernels["compiled"] + kernels["remembered"] == kernels["asked_for"] > 400
+    noted = [path for path in layout.cache("flash-attn-4-compiles").glob("*/*") if path.is_file()]
+    assert len(noted) >= kernels["asked_for"], "what compiled is noted for the next run"

@@ -1,4 +1,4 @@
-"""One real kernel file and the real binding, by real compilers, into a real wheel that pip installs."""
+"""One real kernel file and the real core, by real compilers, into a real wheel that pip installs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from scripts.wheels import contents, linking, sbom
+from scripts.wheels import wheel as packing
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -39,15 +42,14 @@ def build(out: Path, *arguments: str) -> tuple[str, float]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     build(out)
-    (path,) = out.iterdir()
+    (path,) = out.glob("*.whl")
     return path
 
 
 def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert (
         wheel.name
-        == f"flash_attn-2.8.3.post1+det.1.cu130.torch2.11-1_hdim64_fp16_fwd_causal_sm90-{tag}-{tag}-linux_x86_64.whl"
+        == "flash_attn-2.8.3.post1+det.2.cu13-1_hdim64_fp16_fwd_causal_sm90-py3-none-manylinux_2_28_x86_64.whl"
     )
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -57,11 +59,16 @@ def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
     assert info["architectures"] == ["90"]
     assert "flash_attn/determinism.py" in names
     assert not [n for n in names if n.startswith(("tests", "build", "csrc"))]
+    assert [n for n in names if n.endswith(".so")] == ["flash_attn_2_cuda/core.so"]
+    assert linking.audit(wheel) == (
+        *("ld-linux-x86-64.so.2", "libc.so.6", "libcudart.so.13", "libgcc_s.so.1", "libstdc++.so.6"),
+        "libtvm_ffi.so",
+    )
 
 
 def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
     output, seconds = build(tmp_path)
-    (again,) = tmp_path.iterdir()
+    (again,) = tmp_path.glob("*.whl")
     assert "0 compiled" in output
     assert seconds < 60
     assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(wheel.read_bytes()).digest()
@@ -94,27 +101,35 @@ def test_it_installs_imports_and_passes_the_static_half_and_is_not_called_verifi
 
 
 def test_a_wheel_whose_provenance_lies_fails_verification(wheel: Path, tmp_path: Path) -> None:
-    """The static half compares what the wheel says with what is in it."""
-    forged = tmp_path / wheel.name
-    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(forged, "w") as target:
-        for entry in source.infolist():
-            content = source.read(entry)
-            if entry.filename == "flash_attn/_fork.json":
-                content = json.dumps(
-                    json.loads(content) | {"architectures": ["80"], "kernel_set": ["bwd_hdim64_fp16"]}
-                ).encode()
-            if not entry.filename.endswith("RECORD"):
-                target.writestr(entry, content)
-            else:
-                lines = [
-                    line
-                    for line in content.decode().splitlines()
-                    if not line.startswith("flash_attn/_fork.json")
-                ]
-                target.writestr(entry, "\n".join([*lines, "flash_attn/_fork.json,,"]) + "\n")
+    """Whoever seals a lie has a wheel that agrees with itself; the static half compares it with what is in it."""
+    whole = contents.read(wheel)
+    info = next(name for name in whole.files if name.endswith(".dist-info/RECORD")).partition("/")[0]
+    files = {name: content for name, content in whole.files.items() if name != f"{info}/RECORD"}
+    lie = {**whole.facts, "architectures": ["80"], "kernel_set": ["bwd_hdim64_fp16"]}
+    forged = packing.write(tmp_path / wheel.name, sbom.describe(files, info, whole.provenance_name, lie))
     done = scripts("verify", str(forged), "--pytest=-k", "--pytest=inside or machine_code")
     assert done.returncode == 10, done.stdout + done.stderr
     assert "2 cases failed" in done.stderr
+
+
+def test_it_says_what_it_is_made_of_by_every_hash(wheel: Path) -> None:
+    done = scripts("inspect", "--json", str(wheel))
+    assert done.returncode == 0, done.stderr
+    (told,) = json.loads(done.stdout)["wheels"]
+    (extension,) = told["extensions"].values()
+    assert [(f["architecture"], f["name"], f["modules"]) for f in extension["code"]] == [
+        ("sm_90", "fwd_hdim64_fp16", 1)
+    ]
+    assert "libcudart.so.13" in extension["libraries"]
+    assert told["provenance"]["nvcc"]["version"].startswith("V13.0.")
+
+
+def test_a_second_builder_gets_the_same_bytes(wheel: Path, all_cases: bool) -> None:
+    if not all_cases:
+        pytest.skip("one kernel file is compiled from nothing: --all-cases")
+    done = scripts("inspect", "--rebuild", str(wheel))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "byte for byte the same" in done.stdout
 
 
 def test_an_interrupt_ends_the_compilers_too(tmp_path: Path) -> None:

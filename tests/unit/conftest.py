@@ -10,8 +10,10 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -25,13 +27,15 @@ from scripts.series import export
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Checkout, Source
-from scripts.wheels import compiling, kernels
+from scripts.wheels import compiling, kernels, sbom, wheel
 from scripts.wheels.toolchain import Toolchain, Toolkit, _tool
 from scripts.wheels.torch_environment import Environment
+from scripts.wheels.tvm_ffi import TvmFfi
 
 ROOT = layout.ROOT
 PIN = matrix.load(layout.MATRIX).upstream
 KERNELS = kernel_set.parse_kernels("hdim64,fp16")
+CORE = ("binding.cpp", "small.cu")
 HEADER = "csrc/cutlass/include/cutlass/cutlass.h"
 BASE = {
     HEADER: "// cutlass\n",
@@ -227,6 +231,7 @@ def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchai
         _tool("ninja"),
         _tool("sccache") if cache else None,
         env,
+        TvmFfi(tmp_path / "tvm-ffi"),
     )
 
 
@@ -235,7 +240,57 @@ def tree(tmp_path: Path) -> Tree:
         path = tmp_path / "source/csrc/flash_attn/src" / kernel.source
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"// {kernel.name}\n")
+    core = tmp_path / "source" / kernels.CORE
+    core.mkdir(parents=True, exist_ok=True)
+    for name in CORE:
+        (core / name).write_text(f"// {name}\n")
     return Tree(tmp_path / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
+
+
+FACTS: dict[str, Any] = {
+    "format": 1,
+    "upstream": {"version": "2.8.3.post1", "commit": "a" * 40, "cutlass": "b" * 40, "sdist_sha256": "c" * 64},
+    "fork_revision": 1,
+    "series": {
+        "digest": "d" * 64,
+        "base": "e" * 40,
+        "commit": "f" * 40,
+        "patches": [
+            {"name": "One.patch", "subject": "One", "sha256": "1" * 64, "upstream_status": "Pending"},
+            {"name": "Two.patch", "subject": "Two", "sha256": "2" * 64, "upstream_status": "Backport [abc]"},
+        ],
+    },
+    "target": "cu13",
+    "kernel_set": ["fwd_hdim64_fp16"],
+    "architectures": ["90"],
+    "cuda": "13.0",
+    "torch": "2.11.0",
+    "requires_torch": ">=2.10",
+    "tvm_ffi": "0.1.15.post2",
+    "nvcc": {"version": "V13.0.88", "flags": ["-O3"]},
+    "cxx": {"version": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "flags": ["-O3"]},
+    "static_libraries": ["libgcc.a"],
+}
+VERSION = "2.8.3.post1+det.2.cu13"
+WHEEL_NAME = f"flash_attn-{VERSION}-py3-none-manylinux_2_28_x86_64.whl"
+
+
+def whole_wheel(
+    folder: Path,
+    name: str = WHEEL_NAME,
+    place: str = "flash_attn/_fork.json",
+    facts: Mapping[str, Any] = FACTS,
+    more: Mapping[str, bytes] = MappingProxyType({}),
+) -> Path:
+    """A wheel as a build packs it, of few files: RECORD, seal and SBOM are real."""
+    distribution, version, *build, python, abi, platform = name.removesuffix(".whl").split("-")
+    info = f"{distribution}-{version}.dist-info"
+    about = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {python}-{abi}-{platform}\n"
+    about += f"Build: {build[0]}\n" if build else ""
+    described = f"Metadata-Version: 2.4\nName: {distribution}\nVersion: {version}\n"
+    entries = {"flash_attn/determinism.py": b"x = 1\n", **more}
+    entries |= {f"{info}/METADATA": described.encode(), f"{info}/WHEEL": about.encode()}
+    return wheel.write(folder / name, sbom.describe(entries, info, place, dict(facts)))
 
 
 def plan(

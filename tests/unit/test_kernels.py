@@ -18,7 +18,8 @@ from scripts.base import console
 from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError
 from scripts.base.process import run
 from scripts.wheels import compiling, flags, kernels, linking
-from tests.unit.conftest import KERNELS, compile_all, plan, toolchain
+from scripts.wheels.toolchain import Toolchain
+from tests.unit.conftest import CORE, KERNELS, compile_all, plan, toolchain
 
 
 def test_kernel_files_are_told_for_which_gpus_they_are_compiled_and_upstream_s_own_are_not(
@@ -152,7 +153,7 @@ def test_the_binding_s_folder_follows_the_kernel_choice_and_the_kernels_do_not(t
         plan(tmp_path, tools, arch="80"),
     )
     stock = dataclasses.replace(whole, flavour=kernels.STOCK)
-    bindings = {kernels.binding_unit(p).target for p in (whole, fewer, stock)}
+    bindings = {kernels.binding_units(p)[0].target for p in (whole, fewer, stock)}
     assert len(bindings) == 3
     targets = {u.source: u.target for u in kernels.kernel_units(whole)}
     assert all(targets[u.source] == u.target for u in kernels.kernel_units(fewer))
@@ -160,8 +161,8 @@ def test_the_binding_s_folder_follows_the_kernel_choice_and_the_kernels_do_not(t
         assert not {u.target for u in kernels.kernel_units(different)} & set(targets.values())
 
 
-def test_kernels_serve_every_torch_and_python_and_the_binding_one(tmp_path: Path) -> None:
-    """Stock kernels include torch, so they follow it too."""
+def test_kernels_and_binding_serve_every_torch_and_python(tmp_path: Path) -> None:
+    """Stock's include torch, so they follow it."""
     tools = toolchain(tmp_path, "")
     other = dataclasses.replace(
         tools,
@@ -175,22 +176,31 @@ def test_kernels_serve_every_torch_and_python_and_the_binding_one(tmp_path: Path
     )
     ours, theirs = plan(tmp_path, tools), plan(tmp_path, other)
     assert kernels.kernel_units(ours) == kernels.kernel_units(theirs)
-    assert kernels.binding_unit(ours) != kernels.binding_unit(theirs)
+    assert kernels.binding_units(ours) == kernels.binding_units(theirs)
     stock = [dataclasses.replace(p, flavour=kernels.STOCK) for p in (ours, theirs)]
     assert kernels.kernel_units(stock[0]) != kernels.kernel_units(stock[1])
+    assert kernels.binding_units(stock[0]) != kernels.binding_units(stock[1])
 
 
-def test_the_command_of_a_kernel_names_no_torch_and_no_python(tmp_path: Path) -> None:
-    tools = toolchain(tmp_path, 'echo "$@" >> "$0.args"; touch "$last"\n')
+def commands_of(tmp_path: Path, tools: Toolchain, flavour: kernels.Flavour = kernels.FORK) -> list[str]:
+    """What compiles the binding and the kernels, with a compiler that notes its arguments."""
+    planned = dataclasses.replace(plan(tmp_path, tools), flavour=flavour)
+    compiling.compile_units(planned, [*kernels.binding_units(planned), *kernels.kernel_units(planned)], 1)
+    return (tmp_path / "compiler.args").read_text().splitlines()
+
+
+NOTES = 'echo "$@" >> "$0.args"; touch "$last"\n'
+
+
+def test_no_command_of_ours_names_torch_or_python(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, NOTES)
     environment = dataclasses.replace(
         tools.environment, site=tmp_path / "site", include=tmp_path / "python-headers"
     )
-    planned = plan(tmp_path, dataclasses.replace(tools, for_python=environment))
-    compiling.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
-    commands = (tmp_path / "compiler.args").read_text().splitlines()
-    assert len(commands) == len(KERNELS) + 1
-    assert ["site/torch/include" in c and "python-headers" in c for c in commands].count(True) == 1
-    assert not [c for c in commands if ".cu " in c and ("torch" in c or "python" in c or "CXX11_ABI" in c)]
+    commands = commands_of(tmp_path, dataclasses.replace(tools, for_python=environment))
+    assert len(commands) == len(KERNELS) + len(CORE)
+    assert not [c for c in commands if "torch" in c or "python" in c or "CXX11_ABI" in c]
+    assert [str(tmp_path / "tvm-ffi/include") in c for c in commands].count(True) == 1
 
 
 def test_jobs_are_limited_by_memory() -> None:
@@ -230,15 +240,13 @@ def test_durations_read_back_to_the_second(seconds: int) -> None:
     ("torch", "standard"),
     [("2.11.0+cu130", "c++17"), ("2.13.0", "c++17"), ("2.14.1+cu130", "c++20"), ("2.15.0", "c++20")],
 )
-def test_the_binding_is_compiled_for_the_standard_that_its_torch_asks_for(
+def test_stock_s_binding_is_compiled_for_the_standard_that_its_torch_asks_for(
     tmp_path: Path, torch: str, standard: str
 ) -> None:
-    tools = toolchain(tmp_path, 'echo "$@" >> "$0.args"; touch "$last"\n')
-    planned = plan(
-        tmp_path, dataclasses.replace(tools, for_python=dataclasses.replace(tools.environment, torch=torch))
-    )
-    compiling.compile_units(planned, [kernels.binding_unit(planned), *kernels.kernel_units(planned)], 1)
-    for command in (tmp_path / "compiler.args").read_text().splitlines():
+    tools = toolchain(tmp_path, NOTES)
+    other = dataclasses.replace(tools, for_python=dataclasses.replace(tools.environment, torch=torch))
+    (tmp_path / "source/csrc/flash_attn").mkdir(parents=True)
+    for command in commands_of(tmp_path, other, kernels.STOCK):
         assert f"-std={standard if '.cu ' not in command else 'c++17'}" in command
 
 
@@ -247,7 +255,7 @@ def test_one_choice_of_objects_is_one_extension(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, "")
     units = [u.target for u in kernels.kernel_units(plan(tmp_path, tools))]
     elsewhere = [Path("/other") / p.parent.name / p.name for p in units]
-    options = linking.link_options(tools)
+    options = linking.link_options(tools, stock=False)
     assert kernels.extension_key(units, options) == kernels.extension_key(elsewhere, options)
     others = [u.target for u in kernels.kernel_units(plan(tmp_path, tools, arch="80"))]
     keys = [kernels.extension_key(u, options) for u in (units, units[1:], others)]

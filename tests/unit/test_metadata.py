@@ -4,67 +4,87 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from scripts.base import layout
 from scripts.base.errors import WheelError
 from scripts.series import model
 from scripts.source import kernel_set, matrix
-from scripts.wheels import kernels, metadata
-from tests.unit.conftest import TWO, Make, plan, toolchain
+from scripts.wheels import kernels, metadata, tvm_ffi
+from tests.unit.conftest import TWO, Make, plan, toolchain, write_files
 
 MATRIX = matrix.load(layout.MATRIX)
-TARGET = MATRIX.named("cu130-torch2.11")
-UPSTREAM = """Metadata-Version: 2.2
-Name: flash_attn
-Version: 2.8.3.post1
-Summary: Flash Attention: Fast and Memory-Efficient Exact Attention
-Requires-Python: >=3.9
-License-File: LICENSE
-License-File: AUTHORS
-Requires-Dist: torch
-Requires-Dist: einops
-Dynamic: author
-
-# FlashAttention
+TARGET = MATRIX.named("cu13")
+SETUP = """
+setup(
+    name="flash_attn",
+    packages=find_packages(exclude=("tests", "flash_attn.cute", "flash_attn.cute.*")),
+    install_requires=["torch", "einops"],
+)
 """
 
 
-def upstream(text: str = UPSTREAM) -> Message:
-    return Parser().parsestr(text)
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A tree with packages, one of them excluded, one without __init__.py."""
+    files = {"setup.py": SETUP}
+    for folder in (
+        "flash_attn",
+        "flash_attn/ops",
+        "flash_attn/cute",
+        "flash_attn/cute/deep",
+        "flash_attn_2_cuda",
+    ):
+        files |= {f"{folder}/__init__.py": "", f"{folder}/code.py": "", f"{folder}/notes.txt": ""}
+    write_files(tmp_path / "tree", {**files, "flash_attn/scripts/code.py": "", "tests/__init__.py": ""})
+    return tmp_path / "tree"
 
 
-def test_metadata_is_upstream_s_with_our_version_torch_python_and_notice() -> None:
-    text = metadata.fork_metadata(upstream(), MATRIX, TARGET, "3.12")
-    assert text.splitlines()[:3] == [
-        "Metadata-Version: 2.4",
-        "Name: flash_attn",
-        "Version: 2.8.3.post1+det.1.cu130.torch2.11",
-    ]
+def test_metadata_is_the_fork_s_with_upstream_s_requirements_and_notice(root: Path) -> None:
+    text = metadata.fork_metadata(root, MATRIX, TARGET)
+    assert text.splitlines()[0] == "Metadata-Version: 2.4"
     made = Parser().parsestr(text)
-    assert made["Summary"] == upstream()["Summary"]
-    assert made.get_all("Requires-Dist") == ["torch==2.11.*", "einops"]
-    assert made.get_all("Requires-Python") == ["==3.12.*"]
-    assert made.get_all("License-File") == ["LICENSE", "AUTHORS", "NOTICE"]
-    assert "Dynamic" not in made
-    assert [made.get_all(name) for name in ("Metadata-Version", "Name", "Version")] == [
-        ["2.4"],
-        ["flash_attn"],
-        [MATRIX.version(TARGET)],
-    ]
-    assert made.get_payload() == "# FlashAttention\n"
+    assert [made.get_all(name) for name in ("Name", "Version")] == [["flash_attn"], [MATRIX.version(TARGET)]]
+    assert MATRIX.version(TARGET) == "2.8.3.post1+det.2.cu13"
+    assert "deterministic mode" in made["Summary"]
+    required = [Requirement(line) for line in made.get_all("Requires-Dist", [])]
+    assert [r.name for r in required] == ["torch", "einops", "apache-tvm-ffi"]
+    assert required[0].specifier == SpecifierSet(TARGET.torch)
+    assert tvm_ffi.VERSION in required[2].specifier
+    assert made["Requires-Python"] == ">=3.10"
+    assert set(made.get_all("License-File", [])) == {"LICENSE", "AUTHORS", "NOTICE"}
+    assert made.get_payload() == (layout.ROOT / metadata.DESCRIPTION).read_text(encoding="utf-8")
+
+
+def test_a_torch_without_an_exchange_of_its_own_gets_the_package_that_has_it(root: Path) -> None:
+    made = Parser().parsestr(metadata.fork_metadata(root, MATRIX, MATRIX.named("cu12")))
+    assert "torch-c-dlpack-ext>=0.1.5" in made.get_all("Requires-Dist", [])
 
 
 @pytest.mark.parametrize("required", ["torch>=2.2", "einops"])
-def test_metadata_that_does_not_require_torch_alone_is_an_error(required: str) -> None:
+def test_a_setup_py_that_does_not_require_torch_alone_is_an_error(root: Path, required: str) -> None:
+    (root / "setup.py").write_text(SETUP.replace('"torch"', f'"{required}"'))
     with pytest.raises(WheelError, match="does not require torch as expected"):
-        metadata.fork_metadata(
-            upstream(UPSTREAM.replace("Dist: torch", f"Dist: {required}")), MATRIX, TARGET, "3.12"
-        )
+        metadata.fork_metadata(root, MATRIX, TARGET)
+
+
+def test_the_files_are_those_of_the_packages_that_setup_py_finds(root: Path) -> None:
+    assert metadata.python_files(root, ("flash_attn_2_cuda",)) == [
+        "flash_attn/__init__.py",
+        "flash_attn/code.py",
+        "flash_attn/ops/__init__.py",
+        "flash_attn/ops/code.py",
+        "flash_attn_2_cuda/__init__.py",
+        "flash_attn_2_cuda/code.py",
+    ]
+    (root / "setup.py").write_text("setup(packages=['flash_attn'])\n")
+    with pytest.raises(WheelError, match="calls find_packages no more"):
+        metadata.python_files(root)
 
 
 def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series: Make) -> None:
@@ -83,16 +103,18 @@ def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series:
         "base": "b" * 40,
         "commit": "c" * 40,
         "patches": [
-            {"name": p.name, "subject": subject, "sha256": p.sha256}
+            {"name": p.name, "subject": subject, "sha256": p.sha256, "upstream_status": "Pending"}
             for p, (subject, _) in zip(series.patches, TWO, strict=True)
         ],
     }
     assert told["fork_revision"] == MATRIX.table.revision
-    assert told["target"] == "cu130-torch2.11"
-    assert (told["cuda"], told["torch"]) == ("13.0", "2.11.0")
+    assert told["target"] == "cu13"
+    assert (told["cuda"], told["torch"], told["requires_torch"]) == ("13.0", "2.11.0", TARGET.torch)
+    assert told["tvm_ffi"] == tvm_ffi.VERSION
     assert told["kernel_set"] == [k.name for k in planned.kernels]
     assert told["architectures"] == ["90"]
     assert told["nvcc"] == {"version": "V13.0.88", "flags": kernels.nvcc_flags(planned)}
+    assert (told["cxx"]["version"], "-O2" in told["cxx"]["flags"]) == ("g++ 12", True)
     assert told["format"] == metadata.PROVENANCE_FORMAT
     assert json.loads(json.dumps(told)) == told
 

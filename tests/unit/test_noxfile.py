@@ -49,11 +49,11 @@ def test_the_groups_that_commands_and_developers_need_are_there() -> None:
     pyproject = nox.project.load_toml(ROOT / "pyproject.toml")
     needed = {entry.dependencies for entry in COMMANDS if entry.dependencies}
     needed |= {group for entry in COMMANDS for group in entry.option_dependencies.values()}
-    assert needed == {"containers", "guards", "pictures"}
+    assert needed == {"cluster", "containers", "guards", "index", "inspecting", "pictures", "signing"}
     for group in (*needed, "test", "lint"):
         assert nox.project.dependency_groups(pyproject, group)
     named = [Requirement(line).name for line in nox.project.dependency_groups(pyproject, "test", "lint")]
-    assert {"matplotlib", "pytest"} <= {*named}
+    assert {"matplotlib", "pytest", "sigstore", "zstandard"} <= {*named}
 
 
 def test_the_noxfile_needs_nothing_but_nox() -> None:

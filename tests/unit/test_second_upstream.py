@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from scripts.base import layout
-from scripts.base.errors import UpstreamError, UsageError, WheelError
+from scripts.base.errors import SeriesError, UpstreamError, UsageError, WheelError
 from scripts.base.git import Repository
-from scripts.series import changes, landed, lint, model, tree
+from scripts.commands import forecast as forecast_command
+from scripts.series import changes, forecast, landed, lint, model, tree
 from scripts.series.rebase import Rebase
 from scripts.source import matrix, pin, releases, sdist, upstream
 from scripts.source.releases import Release
@@ -218,6 +220,51 @@ def repository(make_series: Make, tmp_path: Path) -> Path:
     shutil.copyfile(ROOT / "wheel_matrix.toml", root / "wheel_matrix.toml")
     changes.write(root / "CHANGES.md", changes.render(matrix.load(root / "wheel_matrix.toml"), root))
     return root
+
+
+def test_a_forecast_tells_what_changed_in_the_package_and_nothing_of_compiled_upstreams(
+    make_series: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    public = {f"{PACKAGE}/interface.py": FLAT["interface.py"] + "def f(q):\n    return q\n"}
+    grown = {f"{PACKAGE}/interface.py": FLAT["interface.py"] + "def f(q, k):\n    return q\n"}
+    old, new = FILES | public, FILES | grown | {f"{PACKAGE}/more.py": "x = 1\n"}
+    series = model.read(make_series(HOOK, base=old))
+    release = Release(MATRIX.upstream.model_copy(update={"version": "9.9.9"}), checkout_of(new), "a fixture")
+    found = forecast.run_forecast(tmp_path / "build", series, MATRIX.upstream, checkout_of(old), release)
+    told_of = forecast_command._Forecast(MATRIX, series, {"9.9.9": found}, {"9.9.9": "9.9.9"})
+    rows = told_of.rows()
+    assert list(rows)[1:] == [
+        f"files of {PACKAGE}",
+        "parameters of public functions",
+        "functions that patches rely on",
+    ]
+    assert [rows[name] for name in list(rows)[1:3]] == [["+1 ~1"], ["1"]]
+    forecast_command._show(told_of)
+    told = capsys.readouterr().out
+    assert f"{PACKAGE}: 1 added: more.py" in told
+    assert "flash_attn.cute.f grew at its end: k" in told
+    assert told.splitlines()[-1].strip() == "next: nox -s rebase -- --upstream flash-attn-4 9.9.9"
+    assert "csrc" not in told
+    assert "setup.py" not in told
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_an_upstream_without_a_series_is_told_how_to_make_it(tmp_path: Path, has_folder: bool) -> None:
+    folder = tmp_path / "patches/new"
+    if has_folder:
+        folder.mkdir(parents=True)
+    with pytest.raises(SeriesError, match="For a new upstream") as told:
+        model.read(folder)
+    made = str(told.value).partition("(mkdir")[2].partition(";")[0]
+    subprocess.run(["sh", "-c", f"mkdir{made}"], check=True)
+    assert model.read(folder).patches == ()
+
+
+def test_a_series_that_lost_its_listing_is_to_be_taken_back(make_series: Make) -> None:
+    folder = make_series(EDIT, base=FILES)
+    (folder / "series").unlink()
+    with pytest.raises(SeriesError, match=r"no such file. Take it back \(git checkout"):
+        model.read(folder)
 
 
 def test_a_rebase_writes_the_pin_and_series_of_its_upstream_alone(repository: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -38,15 +38,13 @@ def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the
 def test_a_cuda_that_neither_the_machine_nor_an_index_has_is_an_error_before_anything_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = matrix.load(layout.MATRIX).named("cu128-torch2.10")
+    target = dataclasses.replace(matrix.load(layout.MATRIX).default(), name="cu", cuda="12.8", toolkit=None)
     monkeypatch.setattr(toolchain, "_candidates", lambda: iter([]))
     with pytest.raises(
         ToolchainError,
-        match=r"cu128-torch2\.10 needs CUDA 12\.8, whose compiler no index has \(the machine has none\).*--containers",
+        match=r"target cu needs CUDA 12\.8, whose compiler no index has \(the machine has none\).*--containers",
     ):
-        toolchain.assemble(
-            target, f"{sys.version_info.major}.{sys.version_info.minor}", tmp_path, cache=False
-        )
+        toolchain.assemble(target, toolchain.running_python(), tmp_path, cache=False)
     assert not [*tmp_path.iterdir()]
     assert toolchain.out_of_reach(target)
     assert toolchain.present(target, tmp_path) is None

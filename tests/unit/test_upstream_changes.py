@@ -113,6 +113,17 @@ NEW = PIN.model_copy(
 )
 
 
+NOTHING = UpstreamChanges(
+    files=Listing(),
+    sources=Listing(),
+    flags=Listing(),
+    manifest=Listing(),
+    unknown_kernels=(),
+    signatures=(),
+    relied=(),
+)
+
+
 def with_new(new: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in (FILES | new).items() if text != GONE}
 
@@ -270,7 +281,8 @@ def test_a_forecast_s_table_and_document_have_it(
     series = model.read(make_series(SPLIT, BIND, base=FILES))
     release = Release(NEW, checkout_of(FILES | ADDED | GROWN | OTHER_MEANING), "a fixture")
     found = forecast.run_forecast(tmp_path / "build", series, PIN, checkout_of(FILES), release)
-    told_of = forecast_command._Forecast("flash-attn", "2.8.3.post1", series, {"9.9.9": found})
+    loaded = matrix.load(ROOT / "wheel_matrix.toml")
+    told_of = forecast_command._Forecast(loaded, series, {"9.9.9": found}, {"9.9.9": "v9.9.9"})
     document = told_of.as_data()
     assert document["upstream"]["9.9.9"]["unknown_kernels"] == [NEW_KERNEL]
     assert document["upstream"]["9.9.9"]["signatures"][0]["new"][-1] == "num_splits"
@@ -280,6 +292,28 @@ def test_a_forecast_s_table_and_document_have_it(
     told = capsys.readouterr().out
     for part in (NEW_KERNEL, "grew at its end: num_splits", "dispatch has changed", "LEFT_OUT"):
         assert part in told
+    assert told.splitlines()[-1].strip() == "next: nox -s rebase -- v9.9.9"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"2.8.2": "2.8.2"}, "nox -s forecast -- latest"),
+        ({"2.8.3.post1": "latest"}, "nothing; no release is newer"),
+        (
+            {"2.8.3.post10": "latest", "2.8.3.post9": "2.8.3.post9", "2.8.2": "2.8.2"},
+            "nox -s rebase -- latest",
+        ),
+        ({"2.8.4.dev0+g0251105a": "0251105a"}, "nox -s rebase -- 0251105a"),
+    ],
+)
+def test_a_forecast_ends_with_the_next_command(
+    make_series: Make, asked: dict[str, str], expected: str
+) -> None:
+    found = dict.fromkeys(asked, forecast.Forecast([], NOTHING))
+    loaded = matrix.load(ROOT / "wheel_matrix.toml")
+    told_of = forecast_command._Forecast(loaded, model.read(make_series(SPLIT, base=FILES)), found, asked)
+    assert told_of.what_next().startswith(expected)
 
 
 @pytest.fixture

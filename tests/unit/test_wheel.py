@@ -9,7 +9,7 @@ import pytest
 
 from scripts.base.errors import WheelError
 from scripts.base.process import run
-from scripts.wheels import linking, wheel
+from scripts.wheels import companions, linking, wheel
 from tests.unit.conftest import toolchain
 
 
@@ -39,6 +39,23 @@ def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path
 
 def test_an_extension_asks_for_the_shared_libstdcxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "libstdc++.so.6" in linking.needed(linked(tmp_path, monkeypatch))
+
+
+def test_static_libraries_are_those_whose_code_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")  # the linker's words are of no language
+    target = linked(tmp_path, monkeypatch)
+    assert linking.static_libraries(target) == []
+    run(["ar", "rc", tmp_path / "libcode.a", tmp_path / "thrower.o"], error=WheelError, what="no archive")
+    target.unlink()
+    assert not linking.is_linked(target)
+    tools = dataclasses.replace(toolchain(tmp_path, "exit 1\n"), cxx=tmp_path / "cxx")
+    whole = ["-Wl,--whole-archive", tmp_path / "libcode.a", "-Wl,--no-whole-archive"]
+    linking.link(tools, whole, target, tmp_path / "log")  # type: ignore[arg-type]
+    assert linking.is_linked(target)
+    assert linking.static_libraries(target) == ["libcode.a"]
+    assert not list(tmp_path.glob("*.map"))
 
 
 def test_two_builds_in_one_clone_link_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +94,8 @@ def test_a_compiler_that_links_libstdcxx_statically_is_refused(
 def test_a_proof_is_kept_for_the_bytes_that_it_is_of(tmp_path: Path, content: str, kept: bool) -> None:
     place = tmp_path / "x.whl"
     place.write_text("the same")
-    wheel.proof_path(place).write_text("{}")
+    companions.proof(place).write_text("{}")
     (tmp_path / "aside").write_text(content)
     wheel.publish(tmp_path / "aside", place)
     assert place.read_text() == content
-    assert wheel.proof_path(place).exists() == kept
+    assert companions.proof(place).exists() == kept

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.base import sealed
+
 SUITE = Path(__file__).resolve().parents[1] / "wheel"
 OWN = {p.stem for p in SUITE.glob("*.py")}
 ALLOWED = {"flash_attn", "flash_attn_2_cuda", "pytest", "torch"}
@@ -128,13 +130,15 @@ PARALLEL = ["-p", "xdist", "-n", "2", "--dist", "loadfile"]
 
 def test_processes_of_xdist_leave_the_proof_of_one(suite: Path) -> None:
     """Cases, controls and what a case adds to the proof, whichever process they ran in."""
-    other = "import pytest\ndef test_c(entry): entry['upstream'] = {'passed': 3}\ndef test_d(): pytest.skip('no kernel')\n"
+    other = "import pytest\ndef test_c(entry): entry.update(upstream={'passed': 3}, sizes={10: 1, 9: 1})\ndef test_d(): pytest.skip('no kernel')\n"
     (suite / "test_other.py").write_text(other)
     proofs = []
     for options in ([], PARALLEL):
         status, proof, out = run(suite, CONTROL.format(True, False, False), True, *options)
         assert status == 0
         assert "negative controls: 1 of 1 differ" in out
+        assert sealed.flaw((suite / "proof.json").read_bytes()) == ""
+        proof.pop("digest")
         for case in proof["cases"].values():  # type: ignore[attr-defined]
             case.pop("seconds")
         proofs.append({**proof, "controls": sorted(map(str, proof["controls"]))})  # type: ignore[call-overload]

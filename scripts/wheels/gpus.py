@@ -1,0 +1,87 @@
+"""The GPUs of this machine, as their driver tells."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scripts.base.errors import BuildError, ToolchainError
+from scripts.base.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# The first branch of NVIDIA's driver that serves a major release of CUDA.
+_DRIVERS = {"12": 525, "13": 580}
+_FIELDS = ("uuid", "name", "compute_cap", "driver_version")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU."""
+
+    uuid: str
+    name: str
+    compute_capability: str  # such as 9.0
+    driver: str  # such as 580.82.07
+
+
+def found() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, or all; none where there is no driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        text = run(
+            [program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"],
+            error=ToolchainError,
+            what="the driver does not tell its GPUs",
+        )
+    except BuildError:
+        return ()
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return _visible([Gpu(*row) for row in rows if len(row) == len(_FIELDS)])
+
+
+def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
+    words = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if words is None:
+        return tuple(gpus)
+    left = []
+    for word in filter(None, (word.strip() for word in words.split(","))):
+        left += [
+            gpu
+            for at, gpu in enumerate(gpus)
+            if word == str(at) or (gpu.uuid.startswith(word) and "-" in word)
+        ]
+    return tuple(left)
+
+
+def runs(gpu: Gpu, architectures: Sequence[str], cuda: str) -> bool:
+    """Whether a GPU runs machine code of these compute capabilities, and its driver this CUDA.
+
+    >>> h100 = Gpu("GPU-1", "H100", "9.0", "580.82.07")
+    >>> runs(h100, ("80", "90"), "13.0"), runs(h100, ("80",), "13.0"), runs(h100, (), "")
+    (True, False, True)
+    >>> runs(Gpu("GPU-2", "RTX 4090", "8.9", "550.54"), ("80",), "12.4")
+    True
+    >>> runs(Gpu("GPU-2", "RTX 4090", "8.9", "550.54"), ("80",), "13.0")
+    False
+    """
+    major, _, minor = gpu.compute_capability.partition(".")
+    fits = not architectures or any(a[:-1] == major and int(a[-1]) <= int(minor or 0) for a in architectures)
+    branch = int(gpu.driver.partition(".")[0]) if gpu.driver[:1].isdigit() else 0
+    return fits and branch >= _DRIVERS.get(cuda.partition(".")[0], 0)
+
+
+def wanted(architectures: Sequence[str], cuda: str) -> str:
+    """What :func:`runs` asks for, in words.
+
+    >>> wanted(("80", "90"), "13.0")
+    'compute capability 8.0 or 9.0, and a driver from 580'
+    """
+    words = " or ".join(f"{a[:-1]}.{a[-1]}" for a in architectures)
+    driver = _DRIVERS.get(cuda.partition(".")[0])
+    return f"compute capability {words or 'any'}" + (f", and a driver from {driver}" if driver else "")

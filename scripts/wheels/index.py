@@ -1,0 +1,159 @@
+"""Write a static index of wheels: what installers read, what people read, and the files.
+
+It is written aside and then swapped, so that whoever reads it sees the old one or the new one whole. No
+source distribution is ever in it: what fits no wheel fails, and is not built.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from scripts.base import documents, files
+from scripts.base.documents import Document
+from scripts.base.errors import UsageError, WheelError
+from scripts.wheels import index_entry, index_links, index_page, index_variants
+from scripts.wheels.index_links import FILES, SIMPLE, VARIANTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from scripts.wheels.index_entry import Entry
+
+MARKER = "about.json"
+
+
+class About(Document):
+    """What an index says of itself: ``about.json``. A folder with it may be replaced."""
+
+    format: Literal[1]
+    url: str
+    variants: bool
+    wheels: dict[str, str]  # sha256 by file name
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to make an index of."""
+
+    wheels: Path  # the folder
+    url: str = ""  # where it will be served, with a slash at its end; empty: unknown
+    yanked: Path | None = None  # the list
+    variants: bool = False
+    torch_cuda: Mapping[str, str] | None = None  # the CUDA of each torch on the package index
+
+
+def write(request: Request, out: Path) -> tuple[Entry, ...]:
+    """Write the index in the place of the one that was there; its entries."""
+    _refuse_others(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
+        new = Path(folder) / "index"
+        entries = make(request, new)
+        if out.exists():
+            files.exchange(new, out)
+        else:
+            new.rename(out)
+    return entries
+
+
+def check(request: Request, out: Path) -> tuple[Entry, ...]:
+    """Make the index again, and compare.
+
+    Raises:
+        WheelError: files are changed, missing or too many; they are named.
+    """
+    told = documents.read(About, out / MARKER, error=WheelError, remedy="write the index again")
+    if (told.url, told.variants) != (request.url, request.variants):
+        raise UsageError(
+            f"{out} was written with --url {told.url or '(none)'} and "
+            f"{'' if told.variants else 'no '}--variants; give the same options to --check."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder) / "index"
+        entries = make(request, again)
+        flaws = sorted(_differences(again, out))
+    if flaws:
+        raise WheelError(f"{out} is not the index of {request.wheels}: {'; '.join(flaws)}. Write it again.")
+    return entries
+
+
+def make(request: Request, out: Path) -> tuple[Entry, ...]:
+    """Write the index into a folder that is not there yet."""
+    entries = index_entry.read(request.wheels, request.yanked)
+    (out / FILES).mkdir(parents=True)
+    for entry in entries:
+        for path in (entry.wheel.path, *entry.beside.files):
+            shutil.copyfile(path, out / FILES / path.name)
+        (out / FILES / f"{entry.file}.metadata").write_bytes(entry.wheel.metadata)
+        if provenance := entry.beside.provenance():
+            files.write(out / FILES / index_links.provenance_name(entry), provenance)
+    listings: dict[str, list[Path]] = {}
+    if request.variants:
+        (out / VARIANTS).mkdir()
+        entries = index_entry.with_variants(entries, out / VARIANTS)
+        variants = [entry.variant for entry in entries if entry.variant]
+        for each in variants:
+            (out / VARIANTS / f"{each.path.name}.metadata").write_bytes(each.wheel.metadata)
+        listings = index_variants.write_listings(variants, out / VARIANTS)
+    groups = index_entry.by_distribution(entries)
+    for name, text in _pages(request, groups, listings):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        files.write(out / name, text)
+    return entries
+
+
+def _pages(
+    request: Request, groups: Mapping[str, tuple[Entry, ...]], listings: Mapping[str, list[Path]]
+) -> Iterator[tuple[str, str]]:
+    """Each page, by its path."""
+    template = index_page.templates().get_template("simple.html")
+    root = [index_links.Link(name, f"{name}/", "", 0) for name in groups]
+    version = index_links.API_VERSION
+    yield f"{SIMPLE}/index.html", template.render(title="Wheels", links=root, version=version)
+    yield f"{SIMPLE}/index.json", index_links.root_json(list(groups))
+    for name, group in groups.items():
+        links = [link for entry in group for link in index_links.of_entry(entry, request.url)]
+        links += [index_links.of_listing(path) for path in listings.get(name, [])]
+        html = template.render(title=f"Wheels of {name}", links=links, version=version)
+        versions = list(dict.fromkeys(str(entry.wheel.version) for entry in group))
+        yield f"{SIMPLE}/{name}/index.html", html
+        yield f"{SIMPLE}/{name}/index.json", index_links.project_json(name, versions, links)
+    yield "index.html", index_page.render(groups, request.torch_cuda or {}, request.url)
+    about = About(
+        format=1,
+        url=request.url,
+        variants=request.variants,
+        wheels={entry.file: entry.wheel.sha256 for group in groups.values() for entry in group},
+    )
+    yield MARKER, about.model_dump_json(indent=1) + "\n"
+
+
+def _refuse_others(out: Path) -> None:
+    """A folder of something else is not replaced."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / MARKER).is_file():
+        raise UsageError(
+            f"{out} is no index of this command (it has no {MARKER}), so it is not replaced. Name another "
+            "folder with --out, or move it away."
+        )
+    documents.read(About, out / MARKER, error=UsageError, remedy="move it away, or name another --out")
+
+
+def _differences(expected: Path, found: Path) -> Iterator[str]:
+    """The files that two folders do not share byte for byte."""
+
+    def listed(folder: Path) -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+    here, there = listed(expected), listed(found)
+    yield from (f"{name} is missing" for name in here - there)
+    yield from (f"{name} is too many" for name in there - here)
+    for name in here & there:
+        if not filecmp.cmp(expected / name, found / name, shallow=False):
+            yield f"{name} is changed"

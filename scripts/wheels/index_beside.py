@@ -1,0 +1,94 @@
+"""What lies beside a wheel: its proof, statements and attestations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scripts.base.errors import VerifyError, WheelError
+from scripts.wheels.proof import read_proof
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from scripts.wheels.index_wheel import IndexedWheel
+    from scripts.wheels.proof import Proof
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The files that lie beside a wheel and begin with its name."""
+
+    proof_file: Path | None
+    proof: Proof | None
+    others: tuple[Path, ...]  # attestations and the like
+
+    @property
+    def proved_on(self) -> str:
+        """The GPU that the whole suite passed on; empty: none."""
+        if self.proof is None or not self.proof.verified or self.proof.gpu is None:
+            return ""
+        return f"{self.proof.gpu.name} ({self.proof.gpu.compute_capability})"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All of them."""
+        return (*((self.proof_file,) if self.proof_file else ()), *self.others)
+
+    @property
+    def attestations(self) -> tuple[Path, ...]:
+        """Those that are attestation objects of PEP 740, by their names."""
+        return tuple(path for path in self.others if path.suffix == ".attestation")
+
+    def provenance(self) -> str:
+        """The attestations as one provenance object of PEP 740; empty: there are none.
+
+        Who signed is in their certificates, which nothing here judges: so the publisher has no kind.
+
+        Raises:
+            WheelError: one is damaged.
+        """
+        if not self.attestations:
+            return ""
+        bundle = {"publisher": {"kind": "unknown"}, "attestations": [_object(p) for p in self.attestations]}
+        return json.dumps({"version": 1, "attestation_bundles": [bundle]}, indent=1) + "\n"
+
+
+def of(wheel: IndexedWheel) -> Beside:
+    """Find them.
+
+    Raises:
+        VerifyError: the proof is damaged, or is one of another wheel.
+    """
+    place = wheel.path.with_suffix(".proof.json")
+    proof = read_proof(place) if place.is_file() else None
+    if proof is not None and (proof.wheel is None or proof.wheel.sha256 != wheel.sha256):
+        named = proof.wheel.sha256 if proof.wheel else "no wheel"
+        raise VerifyError(
+            f"{place} is a proof of {named}; {wheel.path.name} is {wheel.sha256}. Run nox -s verify again, "
+            "or take the proof out of the folder."
+        )
+    begins = (f"{wheel.path.name}.", f"{wheel.path.stem}.")
+    others = tuple(
+        path
+        for path in sorted(wheel.path.parent.iterdir())
+        if path.name.startswith(begins) and path not in (wheel.path, place) and not _is_unfinished(path)
+    )
+    return Beside(place if proof else None, proof, others)
+
+
+def _is_unfinished(path: Path) -> bool:
+    return not path.is_file() or path.suffix == ".part"
+
+
+def _object(path: Path) -> Any:
+    try:
+        told = json.loads(path.read_bytes())
+    except ValueError as e:
+        raise WheelError(
+            f"{path} is no attestation: {e}. Sign again, or take it out of the folder."
+        ) from None
+    if not (isinstance(told, dict) and "envelope" in told):
+        raise WheelError(f"{path} is no attestation: it has no envelope. Sign again, or take it out.")
+    return told
