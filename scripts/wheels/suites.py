@@ -25,6 +25,7 @@ class Suite:
     torch: str = ""  # for a wheel that names none
     requirements: tuple[str, ...] = ()  # for a wheel whose own leave the version open, of which bits depend
     upstream: bool = True  # whether it runs upstream's own tests
+    remembered: str = ""  # where in the user's cache it notes what compiles, if it does
     processes: int = 1  # run its cases, at most: where kernels are compiled, each does so on a core
 
     @property
@@ -57,6 +58,7 @@ SUITES = (
             "torch-c-dlpack-ext==0.1.5",
         ),
         upstream=False,
+        remembered="flash-attn-4-compiles",
         processes=8,
     ),
 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from scripts.base import console, files, pip
+from scripts.base import console, files, layout, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
 from scripts.base.process import run
@@ -173,6 +173,8 @@ def _run_suite(
             suite.parent / name, folder.parent / name, ignore=shutil.ignore_patterns("__pycache__")
         )
     options: list[str | Path] = [f"--proof={proof}", f"--wheel={tried}"]
+    if kind.remembered:
+        options.append(f"--remember={layout.cache(kind.remembered)}")
     if kind.upstream:
         own = root / "upstream" / UPSTREAM_TESTS.name
         own.parent.mkdir()

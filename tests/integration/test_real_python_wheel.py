@@ -156,4 +156,7 @@ def test_the_static_half_of_its_suite_passes_and_compiles_every_kernel_that_the_
     assert not_run == {"not run: no CUDA device; their kernels compile": proof["counts"]["not run"]}
     assert proof["counts"]["not run"] > 900, "cases of the GPU half"
     assert "failed" not in proof["counts"]
-    assert proof["kernels"]["compiled"] == proof["kernels"]["asked_for"] > 400
+    kernels = proof["kernels"]
+    assert kernels["compiled"] + kernels["remembered"] == kernels["asked_for"] > 400
+    noted = [path for path in layout.cache("flash-attn-4-compiles").glob("*/*") if path.is_file()]
+    assert len(noted) >= kernels["asked_for"], "what compiled is noted for the next run"

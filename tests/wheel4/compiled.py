@@ -3,6 +3,9 @@
 A kernel is what ``cute.compile`` is given: the class of the kernel and what it was made with, and the types of its
 arguments. flash_attn.cute's own keys tell apart more than that: on SM 9.0 also whether one tile has all queries of
 a call, which no kernel there depends on. So a kernel serves several keys, layouts and configurations.
+
+A run may remember which kernels have compiled. Another one leaves them out while flash_attn.cute's sources, the
+toolchain and the architecture are the same: all that the DSL's file cache would find a kernel by, and the identity.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ import hashlib
 import inspect
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-FOLDER = "FLASH_ATTN_4_SUITE_COMPILED"  # the variable of a run's folder, which its processes share
+# Variables that the processes of a run share: its folder, and the one where runs remember.
+FOLDER, REMEMBERED = "FLASH_ATTN_4_SUITE_RUN", "FLASH_ATTN_4_SUITE_REMEMBERED"
 _DONE = ".done"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -49,15 +54,23 @@ def described(value: Any, symbols: Symbols, constant: bool = True) -> str:
         return _tensor(value, symbols)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
     if isinstance(value, dict):
         return str({name: described(part, symbols, constant) for name, part in value.items()})
-    if isinstance(value, (list, tuple)):
-        return str([described(part, symbols, constant) for part in value])
     if inspect.isfunction(value):
         return utils.hash_callable(value)
+    if type(value).__module__.startswith("flash_attn."):  # a kernel that another one is made of
+        return made(value, symbols)
     if value is None or constant:
         return _text(value)
     return type(value).__name__
+
+
+def made(kernel: Any, symbols: Symbols) -> str:
+    """A kernel's class, and what it was made with."""
+    parts = {name: described(value, symbols) for name, value in sorted(vars(kernel).items())}
+    return f"{type(kernel).__module__}.{type(kernel).__qualname__} {parts}"
 
 
 def _tensor(value: Any, symbols: Symbols) -> str:
@@ -79,14 +92,8 @@ def _text(value: object) -> str:
 
 def identity(kernel: Any, *arguments: Any, **options: Any) -> str:
     """A digest of all that ``cute.compile`` makes a kernel of."""
-    symbols = Symbols()
-    made_with = [f"{name}={described(value, symbols)}" for name, value in sorted(vars(kernel).items())]
-    signature = inspect.signature(kernel)
-    text = [
-        f"{type(kernel).__module__}.{type(kernel).__qualname__}",
-        *made_with,
-        str(options.pop("options", "")),
-    ]
+    symbols, signature = Symbols(), inspect.signature(kernel)
+    text = [made(kernel, symbols), str(options.pop("options", ""))]
     for name, value in signature.bind(*arguments, **options).arguments.items():
         constant = "Constexpr" in str(signature.parameters[name].annotation)
         text.append(f"{name}: {described(value, symbols, constant)}")
@@ -113,10 +120,34 @@ class Once:
 
     def __call__(self, kernel: Any, *arguments: Any, **options: Any) -> None:
         name = identity(kernel, *arguments, **options)
-        if _is_first(name):
+        if not _is_first(name):
+            return
+        seconds, known = "remembered", _remembered(name)
+        if known is None or not known.exists():
+            began = time.process_time()
             # To its machine code. Code for the host to call it, which takes a fifth of the time, nobody would call.
             self._compile(kernel, *arguments, no_jit_engine=True, **options)
-            (_folder() / f"{name}{_DONE}").touch()
+            seconds = str(time.process_time() - began)
+            if known is not None:
+                known.parent.mkdir(parents=True, exist_ok=True)
+                known.touch()
+        (_folder() / f"{name}{_DONE}").write_text(f"{type(kernel).__name__} {seconds}", encoding="utf-8")
+
+
+def _remembered(name: str) -> Path | None:
+    """Where a kernel is noted that has compiled; None: this run remembers nothing."""
+    folder = os.environ.get(REMEMBERED)
+    return Path(folder) / _made_of() / name if folder else None
+
+
+@functools.cache
+def _made_of() -> str:
+    """What every kernel of a process is made of: sources, toolchain, architecture."""
+    from flash_attn.cute import cache_utils, fork_cache
+
+    return hashlib.sha256(
+        cache_utils._compute_source_fingerprint().encode() + fork_cache.target()
+    ).hexdigest()
 
 
 @contextmanager
@@ -132,8 +163,18 @@ def _once(compile_kernel: Callable[..., Any]) -> Once:
     return Once(compile_kernel)
 
 
-def figures(folder: Path) -> dict[str, int]:
-    """How many kernels a run has asked for, and how many are compiled."""
-    names = [path.name for path in folder.iterdir()]
-    done = [name for name in names if name.endswith(_DONE)]
-    return {"asked_for": len(names) - len(done), "compiled": len(done)}
+def figures(folder: Path) -> dict[str, Any]:
+    """How many kernels a run asked for, compiled and remembered, and CPU seconds of compiles by class of kernel."""
+    paths = list(folder.iterdir())
+    done = [path.read_text(encoding="utf-8").split() for path in paths if path.suffix == _DONE]
+    seconds: dict[str, float] = {}
+    for kind, own in done:
+        if own != "remembered":
+            seconds[kind] = round(seconds.get(kind, 0.0) + float(own), 1)
+    remembered = sum(own == "remembered" for _, own in done)
+    found = {
+        "asked_for": len(paths) - len(done),
+        "compiled": len(done) - remembered,
+        "remembered": remembered,
+    }
+    return {**found, "seconds": seconds}

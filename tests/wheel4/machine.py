@@ -21,18 +21,20 @@ _MULTIPROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_120": 188}
 _ACCELERATED = ("sm_90", "sm_100", "sm_120")  # CUTLASS wants sm_90a there
 
 
-def prepare(kernels: Path, architecture: str) -> None:
+def prepare(kernels: Path, architecture: str, remembered: Path | None = None) -> None:
     """Set the environment that flash_attn.cute reads, also for processes that this one starts.
 
     Args:
         kernels: where compiled kernels are kept; without a GPU, where is noted what this run has compiled.
         architecture: what to compile for where there is no GPU.
+        remembered: where is noted, there, what any run has compiled.
     """
     os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = str(int(GPU))
     os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] = str(kernels)
     if not GPU:
         os.environ.update(environment_for(architecture))
         os.environ[compiled.FOLDER] = str(kernels)
+        os.environ[compiled.REMEMBERED] = str(remembered or "")
 
 
 def environment_for(architecture: str) -> dict[str, str]:

@@ -105,26 +105,63 @@ def test_a_kernel_is_compiled_by_the_first_process_that_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(compiled.FOLDER, str(tmp_path))
+    monkeypatch.delenv(compiled.REMEMBERED)
     made: list[object] = []
     processes = [compiled.Once(lambda *args, **_: made.append(args)) for _ in range(2)]
     for process in processes:
         for given in ((Kernel(1), 300), (Kernel(1), 400), (Kernel(2), 300), (Kernel(1), 300, 2)):
             process(*given)
     assert len(made) == 3
-    assert compiled.figures(tmp_path) == {"asked_for": 3, "compiled": 3}
+    found = compiled.figures(tmp_path)
+    assert found == {"asked_for": 3, "compiled": 3, "remembered": 0, "seconds": {"Kernel": 0.0}}
+
+
+def test_a_later_run_leaves_out_what_compiled_while_its_makings_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compiled.REMEMBERED, str(tmp_path / "remembered"))
+    made: list[object] = []
+
+    def run(name: str, *kernels: Kernel) -> tuple[int, int]:
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.setenv(compiled.FOLDER, str(folder))
+        process = compiled.Once(lambda kernel, *_, **__: made.append(kernel.made_with))
+        for kernel in kernels:
+            process(kernel, 300)
+        return compiled.figures(folder)["compiled"], compiled.figures(folder)["remembered"]
+
+    assert run("first", Kernel(1)) == (1, 0)
+    assert run("second", Kernel(1), Kernel(2)) == (1, 1)
+    monkeypatch.setattr(compiled, "_made_of", lambda: "other sources")
+    assert run("third", Kernel(1), Kernel(2)) == (2, 0)
+    assert made == [1, 2, 1, 2]
+
+
+def test_what_kernels_are_made_of_follows_from_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And from sources and toolchain, by what test_cache.py shows of the folder."""
+    from flash_attn.cute import fork_cache
+
+    before = compiled._made_of.__wrapped__()
+    monkeypatch.setattr(fork_cache, "target", lambda: b"another")
+    assert compiled._made_of.__wrapped__() != before
 
 
 def test_a_kernel_that_does_not_compile_is_asked_for_and_not_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(compiled.FOLDER, str(tmp_path))
+    monkeypatch.setenv(compiled.FOLDER, str(tmp_path / "run"))
+    monkeypatch.setenv(compiled.REMEMBERED, str(tmp_path / "remembered"))
+    (tmp_path / "run").mkdir()
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("no registers left")
 
     with pytest.raises(RuntimeError, match="no registers left"):
         compiled.Once(fails)(Kernel(1), 300)
-    assert compiled.figures(tmp_path) == {"asked_for": 1, "compiled": 0}
+    assert compiled.figures(tmp_path / "run")["asked_for"] == 1
+    assert compiled.figures(tmp_path / "run")["compiled"] == 0
+    assert not (tmp_path / "remembered").exists()
 
 
 def test_a_kernel_that_cannot_be_described_is_an_error() -> None:
@@ -176,7 +213,8 @@ def test_some_kernels_of_other_architectures_compile(architecture: str, tmp_path
     )
     assert done.returncode == 0, done.stderr[-3000:]
     figures = compiled.figures(tmp_path)
-    assert figures["asked_for"] == figures["compiled"] >= len(OTHERS[architecture][0])
+    done = figures["compiled"] + figures["remembered"]
+    assert figures["asked_for"] == done >= len(OTHERS[architecture][0])
 
 
 def compile_here() -> None:
