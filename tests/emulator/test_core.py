@@ -64,7 +64,7 @@ def cached(length: int, table: list[int] | None = None, new: int = 0) -> object:
             RuntimeError,
             "ALiBi slopes must have shape [4] or [2, 4]; they have [3]",
         ),
-        ({"softmax_scale": "x"}, TypeError, "softmax_scale"),
+        ({"softmax_scale": "x"}, ValueError, "softmax_scale"),
         ({"dropout_p": 1.5}, RuntimeError, "dropout_p=1.5 is not a probability below 1"),
         ({"nothing": 1}, TypeError, "flash_attn_func(): got an unexpected keyword argument 'nothing'"),
     ],
