@@ -40,9 +40,14 @@ def writing(path: Path) -> Iterator[None]:
 def write(path: Path, text: str) -> None:
     """Replace a file's content: written aside, then renamed; nothing stays behind when that fails.
 
+    What is there and is no file, such as /dev/stdout or a pipe, is written to as it is.
+
     Raises:
         OSError: it names ``path``, not the file beside it.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_text(text, encoding="utf-8")
+        return
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text, encoding="utf-8")

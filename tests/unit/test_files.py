@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -96,3 +97,17 @@ def test_a_read_only_folder_is_not_to_be_removed_and_copied() -> None:
     assert "writable" in said
     assert "rm -r" not in said
     assert "rm -r /r/patches" in files._refusal(errno.EINVAL, Path("/r/patches"))
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    """So is /dev/null, which a user who may rename there would replace by a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        files.write(pipe, "said\n")
+        assert os.read(reader, 100) == b"said\n"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
