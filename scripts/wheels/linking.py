@@ -37,6 +37,8 @@ _NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC":
 
 LIBRARY = "core.so"  # the extension: the core, its binding and the kernels
 
+_WRAPPED = ("-Wl,--wrap=cudaFuncSetAttribute",)
+
 _TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")
 
 
@@ -114,12 +116,13 @@ def link_options(toolchain: Toolchain, *, stock: bool) -> list[str]:
 
     The extension is stripped. It needs the CUDA runtime by the name that torch loads, so that a process has
     one. Ours shows the functions that are called through apache-tvm-ffi alone, and needs nothing else
-    (``-z defs``); stock's needs torch.
+    (``-z defs``); stock's needs torch. Kernel files call some functions of CUDA's by way of the core, which
+    defines ``__wrap_`` and their names (core/launch.cpp).
     """
     runtime = f"-l:libcudart.so.{toolchain.toolkit.release.partition('.')[0]}"
     if stock:
         return ["-shared", "-s", *(f"-l{name}" for name in _TORCH_LIBRARIES), runtime]
-    own = [f"-Wl,-soname,{LIBRARY}", "-Wl,-z,defs", "-Wl,--gc-sections"]
+    own = [f"-Wl,-soname,{LIBRARY}", "-Wl,-z,defs", "-Wl,--gc-sections", *_WRAPPED]
     return ["-shared", "-s", *own, runtime, f"-l:{tvm_ffi.LIBRARY}"]
 
 

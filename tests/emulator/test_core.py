@@ -66,7 +66,7 @@ def cached(length: int, table: list[int] | None = None, new: int = 0) -> object:
         ),
         ({"softmax_scale": "x"}, ValueError, "softmax_scale"),
         ({"dropout_p": 1.5}, RuntimeError, "dropout_p=1.5 is not a probability below 1"),
-        ({"nothing": 1}, TypeError, "flash_attn_func(): got an unexpected keyword argument 'nothing'"),
+        ({"nothing": 1}, TypeError, "flash_attn_func() got an unexpected keyword argument 'nothing'"),
     ],
 )
 def test_a_wrong_argument_is_named(changed: dict[str, object], error: type[Exception], said: str) -> None:

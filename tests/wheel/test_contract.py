@@ -886,7 +886,7 @@ def test_call_for_a_kernel_that_was_left_out_says_what_there_is() -> None:
         deterministic_mode(split_size=512),
         pytest.raises(
             RuntimeError,
-            match=f"this wheel has no kernels for head_dim {missing[0]} float16 split forward; it has forward: ",
+            match=f"this wheel has no kernels for head_dim {missing[0]} float16 forward; it has forward: ",
         ),
     ):
         dense(config, [sequence])

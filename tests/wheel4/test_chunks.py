@@ -200,17 +200,20 @@ def test_groups_that_divide_no_tile(d: int, heads: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("scale", [-0.1, 0.0])
 def test_a_scale_that_is_not_positive(scale: float) -> None:
+    """Rows are NaN where a tile hides keys, with the mode off as well: -inf times such a scale is no score to hide."""
     config = Config(128)
-    mine = own(config)
-    inputs = [t[None] for t in (mine.q, mine.k, mine.v)]
+    for length in (1024, 1100):  # the keys of whole tiles, and of no whole ones
+        mine = own(config, length)
+        inputs = [t[None] for t in (mine.q, mine.k, mine.v)]
 
-    def call() -> Rows:
-        out, lse = flash_attn_func(*inputs, softmax_scale=scale, return_lse=True)
-        return Rows(out[0], lse[0])
+        def call() -> Rows:
+            out, lse = flash_attn_func(*inputs, softmax_scale=scale, return_lse=True)
+            return Rows(out[0], lse[0])
 
-    walked, spread = both_paths(call)
-    assert_same(walked, spread, f"scale {scale}")
-    assert walked.out.isfinite().all()
+        walked, spread = both_paths(call)
+        assert_same(walked, spread, f"scale {scale}, {length} keys")
+        assert torch.equal(walked.out.isnan(), call().out.isnan())
+        assert length == 1100 or walked.out.isfinite().all()
 
 
 @pytest.mark.parametrize("page", PAGES)
