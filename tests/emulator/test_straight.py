@@ -92,14 +92,14 @@ def test_tensors_that_kernels_cannot_load_take_the_long_way_to_the_same_bits(lon
         flash_attn_with_kvcache(q, off_by_one(k), k)
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"window_size": (3, 1)}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"window_size": (3, 1)}, {"deterministic": True}], ids=str
+)
 def test_its_results_and_gradients_are_those_of_the_long_way(
     long_way: list[str], options: dict[str, Any]
 ) -> None:
     def results(packed: bool, **more: Any) -> list[torch.Tensor]:
-        q, k, v = (
-            drawn(2, 9, heads, DIM, seed=seed, gradient=True) for seed, heads in enumerate((4, 2, 2))
-        )
+        q, k, v = (drawn(2, 9, heads, DIM, seed=seed, gradient=True) for seed, heads in enumerate((4, 2, 2)))
         if packed:
             lengths = (cu_seqlens([9, 9]),) * 2
             flat = [t.flatten(0, 1) for t in (q, k, v)]

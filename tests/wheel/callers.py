@@ -74,4 +74,6 @@ def gpt_neox(config: Config) -> None:
     assert_same_bits(out, flash_attn_func(q[None], k[None], v[None], causal=True), "gpt-neox's forward")
 
 
-CALLERS = {function.__name__: function for function in (text_generation_inference, transformer_engine, gpt_neox)}
+CALLERS = {
+    function.__name__: function for function in (text_generation_inference, transformer_engine, gpt_neox)
+}
