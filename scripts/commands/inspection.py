@@ -51,6 +51,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="print one JSON document on stdout; what is read by people goes to stderr",
     )
+    arguments.add_sign(parser, "how each was built, and of its proof, where that is not signed yet,")
     arguments.add_jobs(parser)
     arguments.add_source(parser)
     parser.set_defaults(run=_inspect, interrupted="interrupted; the wheel is as it was.")
@@ -63,7 +64,10 @@ def _inspect(options: argparse.Namespace) -> None:
     wheels = options.wheels or verify.wheels_in(layout.DIST)
     for path in wheels:
         try:
-            found = _inspected(trust.check(path))
+            trusted = trust.check(path)
+            if options.sign and trust.sign_missing(trusted):
+                trusted = trust.check(path)
+            found = _inspected(trusted)
             _show(found)
             if options.rebuild:
                 rebuild.rebuild(found.trusted.wheel, BuildOptions(options.source, options.jobs))

@@ -110,6 +110,17 @@ def proof_beside(path: Path, sha256: str) -> Proof | None:
     return proof
 
 
+def sign_missing(trusted: Trusted) -> bool:
+    """Sign each statement beside a wheel that has no signature yet; whether there was one."""
+    signed = False
+    for statement, attestation, expected in _expected(trusted.wheel, trusted.proof):
+        if expected is not None and statement.exists() and not attestation.exists():
+            signing.sign(statement, attestation)
+            console.done(f"{attestation} is signed.")
+            signed = True
+    return signed
+
+
 def attest_build(path: Path, *, sign: bool = False) -> None:
     """Write the statement of how a wheel was built; sign it where that is asked for."""
     place, attestation = companions.provenance(path), companions.provenance_attestation(path)
