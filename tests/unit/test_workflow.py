@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import yaml
 
 from scripts.base.errors import MatrixError
+from scripts.commands import parser
 from scripts.source import matrix
 from scripts.wheels import workflow
 
@@ -94,3 +97,13 @@ def test_a_mistake_in_a_workflow_is_found_by_lint(tmp_path: Path, program: str) 
         found.append(subprocess.run(list(map(str, command)), capture_output=True, check=False).returncode)
     assert found[0] == 0
     assert found[1] != 0
+
+
+def test_every_command_in_a_workflow_is_one_of_ours() -> None:
+    jobs = yaml.safe_load(workflow.render(MATRIX))["jobs"].values()
+    runs = [step["run"] for job in jobs for step in job["steps"] if step.get("run", "").startswith("nox -s ")]
+    assert len(runs) == 6
+    for run in runs:
+        words = shlex.split(re.sub(r"\$\(.*\)", "https://a.example/", run))
+        assert words[3] == "--"
+        parser.parse([words[2], *words[4:]])
