@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from scripts.wheels.proof import Proof
 
 
+_MADE = (".whl.metadata", ".whl.provenance")  # what an index itself puts beside a wheel
+
+
 @dataclass(frozen=True)
 class Beside:
     """The files that lie beside a wheel and begin with its name."""
@@ -68,7 +71,10 @@ def of(wheel: IndexedWheel) -> Beside:
     others = tuple(
         path
         for path in sorted(wheel.path.parent.iterdir())
-        if path.name.startswith(begins) and path not in (wheel.path, place) and not _is_unfinished(path)
+        if path.name.startswith(begins)
+        and path not in (wheel.path, place)
+        and not path.name.endswith(_MADE)
+        and not _is_unfinished(path)
     )
     return Beside(place if proof else None, proof, others)
 

@@ -16,7 +16,8 @@ from scripts import __main__
 from scripts.base.errors import BuildError, MatrixError, UsageError, WheelError
 from scripts.base.fetch import sha256
 from scripts.source import gpus, matrix_tables
-from scripts.wheels import contents, index, index_entry, index_reading, index_yanked
+from scripts.wheels import contents, index, index_entry, index_reading, index_yanked, trust
+from tests.unit.conftest import Command
 from tests.unit.index_wheels import CUDA, PYTHON, make, prove, upstream
 
 
@@ -294,6 +295,35 @@ def test_an_index_is_the_same_bytes_each_time_and_a_check_names_what_differs(
         index.check(request, out)
     with pytest.raises(UsageError, match="--variants; give the same options"):
         index.check(index.Request(dist), out)
+
+
+@pytest.mark.parametrize("variants", [False, True])
+def test_an_index_is_inspected_by_what_it_says_of_itself(
+    dist: Path, tmp_path: Path, command: Command, variants: bool
+) -> None:
+    """It tells which file was changed, without the folder that it was made of."""
+    for wheel in dist.glob("*.whl"):
+        trust.attest_build(wheel)
+        prove(wheel, sha256=sha256(wheel))
+    listed = tmp_path / index_yanked.FILE
+    listed.write_text(f'format = 1\n[wheels]\n"{wheel.name}" = "wrong \\"bits\\""\n')
+    out = tmp_path / "out"
+    request = index.Request(dist, "https://a.example/", listed, variants, torch_cuda={"2.11.0": "13.0"})
+    index.write(request, out)
+    shutil.rmtree(dist)
+    done = command("inspect", str(out))
+    assert done.status == 0, done.err
+    assert "2 wheels and all that is said of them are whole" in done.out
+    for name, content in files_of(out).items():
+        (out / name).write_bytes(content.replace(b"a", b"b", 1))
+        done = command("inspect", str(out))
+        assert done.status == WheelError.exit_code, name
+        assert name.rpartition("/")[2] in done.err, done.err
+        (out / name).write_bytes(content)
+    (out / "files/more.html").touch()
+    assert "files/more.html is too many" in command("inspect", str(out)).err
+    (tmp_path / "empty").mkdir()
+    assert "about.json: No such file" in command("inspect", str(tmp_path / "empty")).err
 
 
 def test_whoever_reads_it_sees_the_old_index_or_the_new_one(
