@@ -102,7 +102,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])
 def lint(session: nox.Session) -> None:
-    """Check the patches; and, without arguments, this repository's own style, types and layers."""
+    """Check the patches; and, without arguments, this repository's own style, types, layers and workflows."""
     _lint(session, *session.posargs)
 
 
@@ -113,6 +113,14 @@ def _lint(session: nox.Session, *arguments: str) -> None:
         _run(session, DEVELOPER_ENVIRONMENT, "ruff", "format", "--check", ".")
         _run(session, DEVELOPER_ENVIRONMENT, "mypy")
         _run(session, DEVELOPER_ENVIRONMENT, "lint-imports")
+        _lint_workflows(session)
+
+
+def _lint_workflows(session: nox.Session) -> None:
+    """Check .github/workflows; without asking GitHub, or programs of some machines: one answer everywhere."""
+    paths = [str(path) for path in sorted(Path(".github/workflows").glob("*.yml"))]
+    _run(session, DEVELOPER_ENVIRONMENT, "actionlint", "-shellcheck=", "-pyflakes=", *paths)
+    _run(session, DEVELOPER_ENVIRONMENT, "zizmor", "--offline", "--quiet", "--persona=pedantic", *paths)
 
 
 @nox.session

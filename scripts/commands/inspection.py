@@ -12,7 +12,7 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, ToolchainError, UsageError
 from scripts.commands import arguments
-from scripts.wheels import linking, rebuild, trust, verify
+from scripts.wheels import index, index_links, linking, rebuild, trust, verify
 from scripts.wheels.build import BuildOptions
 
 if TYPE_CHECKING:
@@ -37,10 +37,16 @@ def add(commands: Any) -> None:
     parser = arguments.sub_parser(
         commands,
         "inspect",
-        "It reads the wheel, and the proof, statements and signatures beside it. A changed byte in any of "
-        "them is an error that names the file. docs/trust.md says what each shows.",
+        "It reads the wheel, and the proof, statements and signatures beside it; or an index. A changed "
+        "byte in any of them is an error that names the file. docs/trust.md says what each shows.",
     )
-    parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
+    parser.add_argument(
+        "wheels",
+        metavar="WHEEL",
+        type=Path,
+        nargs="*",
+        help="or the folder of an index (default: every wheel in dist/)",
+    )
     parser.add_argument(
         "--rebuild",
         action="store_true",
@@ -51,6 +57,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="print one JSON document on stdout; what is read by people goes to stderr",
     )
+    arguments.add_sign(parser, "how each was built, and of its proof, where that is not signed yet,")
     arguments.add_jobs(parser)
     arguments.add_source(parser)
     parser.set_defaults(run=_inspect, interrupted="interrupted; the wheel is as it was.")
@@ -63,7 +70,13 @@ def _inspect(options: argparse.Namespace) -> None:
     wheels = options.wheels or verify.wheels_in(layout.DIST)
     for path in wheels:
         try:
-            found = _inspected(trust.check(path))
+            if path.is_dir():
+                told.append(_checked_index(path))
+                continue
+            trusted = trust.check(path)
+            if options.sign and trust.sign_missing(trusted):
+                trusted = trust.check(path)
+            found = _inspected(trusted)
             _show(found)
             if options.rebuild:
                 rebuild.rebuild(found.trusted.wheel, BuildOptions(options.source, options.jobs))
@@ -78,6 +91,14 @@ def _inspect(options: argparse.Namespace) -> None:
         console.result({"format": 1, "wheels": told})
     if failed is not None:
         raise SystemExit(failed.exit_code)
+
+
+def _checked_index(folder: Path) -> dict[str, Any]:
+    """Check an index: each wheel with what lies beside it, and every page by making it again."""
+    wheels = [trust.check(path).wheel for path in sorted((folder / index_links.FILES).glob("*.whl"))]
+    index.check_itself(folder)
+    console.done(f"{folder}: {len(wheels)} wheels and all that is said of them are whole, byte for byte")
+    return {"index": str(folder), "wheels": {wheel.path.name: wheel.sha256 for wheel in wheels}}
 
 
 def _inspected(trusted: Trusted) -> Inspected:

@@ -76,6 +76,12 @@ COMMANDS = (
         Group.WHEELS,
         dependencies="index",
     ),
+    Command(
+        "release",
+        "Do what comes before a release, in order, and go on where it stopped",
+        Group.WHEELS,
+        dependencies="releasing",
+    ),
     Command("doctor", "Say which wheel fits a machine, and why an installed one fails", Group.WHEELS),
     Command(
         "verify",

@@ -15,6 +15,8 @@ from scripts.wheels import cluster, companions, origin, trust, verify
 if TYPE_CHECKING:
     import argparse
 
+    from scripts.source.matrix import Matrix
+
 
 def add(commands: Any) -> None:
     """The sub-parser; it sets ``run``."""
@@ -45,17 +47,15 @@ def add(commands: Any) -> None:
     )
     arguments.add_sign(parser, "each proof")
     arguments.add_scheduler(parser, "prove each wheel on a GPU that fits,")
-    arguments.add_upstream(parser)
+    arguments.add_upstream(parser, "the wheels of all")
     parser.set_defaults(run=_run, interrupted="interrupted; no proof was written.")
 
 
 def _run(options: argparse.Namespace) -> None:
     loaded = arguments.chosen(options)
-    if loaded.table.kind == "python":
-        raise UsageError(
-            f"{loaded.name}: nox -s verify proves compiled wheels; it has no suite for Python alone."
-        )
     if options.write_upstream_tests is not None:
+        if loaded.table.kind == "python":
+            raise UsageError(f"{loaded.name}: the suite of its wheels runs none of upstream's own tests.")
         verify.write_upstream_tests(
             upstream.pinned(loaded.upstream, upstream.Source.AUTO),
             options.write_upstream_tests,
@@ -64,11 +64,12 @@ def _run(options: argparse.Namespace) -> None:
         return
     if options.pytest and (options.sign or options.attest):
         raise UsageError("--sign and --attest are for proofs, and --pytest keeps none; leave it out.")
+    wheels = _wheels(options, loaded)
     if options.scheduler:
-        _on_workers(options)
+        _on_workers(options, wheels)
         return
     waiting: BuildError | None = None
-    for path in options.wheels or verify.wheels_in(layout.DIST):
+    for path in wheels:
         try:
             if options.attest:
                 trust.attest_proof(path, sign=options.sign)
@@ -88,6 +89,17 @@ def _run(options: argparse.Namespace) -> None:
         raise SystemExit(waiting.exit_code)
 
 
+def _wheels(options: argparse.Namespace, loaded: Matrix) -> list[Path]:
+    """The wheels that were named, or those in dist/; with ``--upstream``, of that one alone."""
+    distribution = loaded.upstream.distribution if options.upstream else ""
+    if not options.wheels:
+        return verify.wheels_in(layout.DIST, distribution)
+    for path in options.wheels:
+        if distribution and not verify.is_of(path, distribution):
+            raise UsageError(f"{path} is no wheel of {loaded.name}; leave out --upstream.")
+    return list(options.wheels)
+
+
 def _worse(one: BuildError | None, other: BuildError) -> BuildError:
     """Of two errors the one to exit with: a failure outweighs a wheel that could not be proved."""
     if one is None or (isinstance(one, NotVerified) and not isinstance(other, NotVerified)):
@@ -95,11 +107,10 @@ def _worse(one: BuildError | None, other: BuildError) -> BuildError:
     return one
 
 
-def _on_workers(options: argparse.Namespace) -> None:
+def _on_workers(options: argparse.Namespace, wheels: list[Path]) -> None:
     """Prove the wheels on the workers of a scheduler."""
     if options.pytest:
         raise UsageError("--pytest chooses cases on this machine; leave out --scheduler.")
-    wheels = options.wheels or verify.wheels_in(layout.DIST)
     with cluster.connected(options.scheduler) as client:
         from scripts.wheels import cluster_proofs  # noqa: PLC0415 - imports Dask
 

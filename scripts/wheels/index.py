@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import tomlkit
+from pydantic import Field
+
 from scripts.base import documents, files
 from scripts.base.documents import Document
 from scripts.base.errors import UsageError, WheelError
@@ -34,6 +37,8 @@ class About(Document):
     url: str
     variants: bool
     wheels: dict[str, str]  # sha256 by file name
+    yanked: dict[str, str] = Field(default_factory=dict)  # why, by file name
+    torch_cuda: dict[str, str] = Field(default_factory=dict)  # the CUDA of each torch, when it was written
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,23 @@ def check(request: Request, out: Path) -> tuple[Entry, ...]:
             f"{out} was written with --url {told.url or '(none)'} and "
             f"{'' if told.variants else 'no '}--variants; give the same options to --check."
         )
+    return _compare(request, out)
+
+
+def check_itself(out: Path) -> tuple[Entry, ...]:
+    """Make an index again of the wheels in it, by what it says of itself, and compare.
+
+    Raises:
+        WheelError: files are changed, missing or too many; they are named.
+    """
+    told = documents.read(About, out / MARKER, error=WheelError, remedy="fetch or write the index again")
+    with tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "yanked.toml"
+        files.write(listed, tomlkit.dumps({"format": 1, "wheels": told.yanked}))
+        return _compare(Request(out / FILES, told.url, listed, told.variants, told.torch_cuda), out)
+
+
+def _compare(request: Request, out: Path) -> tuple[Entry, ...]:
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder) / "index"
         entries = make(request, again)
@@ -124,11 +146,14 @@ def _pages(
         yield f"{SIMPLE}/{name}/index.html", html
         yield f"{SIMPLE}/{name}/index.json", index_links.project_json(name, versions, links)
     yield "index.html", index_page.render(groups, request.torch_cuda or {}, request.url)
+    every = [entry for group in groups.values() for entry in group]
     about = About(
         format=1,
         url=request.url,
         variants=request.variants,
-        wheels={entry.file: entry.wheel.sha256 for group in groups.values() for entry in group},
+        wheels={entry.file: entry.wheel.sha256 for entry in every},
+        yanked={entry.file: entry.yanked for entry in every if entry.yanked is not None},
+        torch_cuda=dict(request.torch_cuda or {}),
     )
     yield MARKER, about.model_dump_json(indent=1) + "\n"
 

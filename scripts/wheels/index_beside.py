@@ -6,14 +6,17 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scripts.base.errors import VerifyError, WheelError
-from scripts.wheels.proof import read_proof
+from scripts.base.errors import WheelError
+from scripts.wheels import companions, trust
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from scripts.wheels.index_wheel import IndexedWheel
     from scripts.wheels.proof import Proof
+
+
+_MADE = (".whl.metadata", ".whl.provenance")  # what an index itself puts beside a wheel
 
 
 @dataclass(frozen=True)
@@ -59,21 +62,19 @@ def of(wheel: IndexedWheel) -> Beside:
     """Find them.
 
     Raises:
-        VerifyError: the proof is damaged, or is one of another wheel.
+        VerifyError: the proof is damaged.
+        WheelError: it was changed, or is one of another wheel.
     """
-    place = wheel.path.with_suffix(".proof.json")
-    proof = read_proof(place) if place.is_file() else None
-    if proof is not None and (proof.wheel is None or proof.wheel.sha256 != wheel.sha256):
-        named = proof.wheel.sha256 if proof.wheel else "no wheel"
-        raise VerifyError(
-            f"{place} is a proof of {named}; {wheel.path.name} is {wheel.sha256}. Run nox -s verify again, "
-            "or take the proof out of the folder."
-        )
+    place = companions.proof(wheel.path)
+    proof = trust.proof_beside(wheel.path, wheel.sha256)
     begins = (f"{wheel.path.name}.", f"{wheel.path.stem}.")
     others = tuple(
         path
         for path in sorted(wheel.path.parent.iterdir())
-        if path.name.startswith(begins) and path not in (wheel.path, place) and not _is_unfinished(path)
+        if path.name.startswith(begins)
+        and path not in (wheel.path, place)
+        and not path.name.endswith(_MADE)
+        and not _is_unfinished(path)
     )
     return Beside(place if proof else None, proof, others)
 

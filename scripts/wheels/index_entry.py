@@ -37,8 +37,9 @@ def read(folder: Path, yanked: Path | None) -> tuple[Entry, ...]:
 
     Raises:
         UsageError: there is none.
-        WheelError: one is damaged, of another project, or disagrees with its name; or there is an sdist.
-        VerifyError: a proof is of another wheel.
+        WheelError: one is damaged, of another project, or disagrees with its name; or a proof was changed, or
+            is of another wheel.
+        VerifyError: a proof is damaged.
     """
     paths = sorted(folder.glob("*.whl"))
     if not paths:

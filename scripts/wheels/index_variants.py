@@ -7,8 +7,6 @@ not know variants pass over both.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import zipfile
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from scripts.base.fetch import sha256
+from scripts.wheels import contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,7 +87,6 @@ def pack(wheel: IndexedWheel, folder: Path) -> Variant | None:
 
 def _copy(original: Path, path: Path, told: bytes) -> None:
     """The wheel with a ``variant.json`` before its RECORD, which has a row more. Dates stay as they were."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(told).digest()).rstrip(b"=").decode()
     with zipfile.ZipFile(original) as archive, zipfile.ZipFile(path, "w") as copy:
         for entry in archive.infolist():
             content = archive.read(entry)
@@ -97,7 +95,7 @@ def _copy(original: Path, path: Path, told: bytes) -> None:
                 header = zipfile.ZipInfo(name, entry.date_time)
                 header.external_attr, header.compress_type = entry.external_attr, entry.compress_type
                 copy.writestr(header, told)
-                content = f"{name},sha256={digest},{len(told)}\n".encode() + content
+                content = f"{','.join(contents.record_row(name, told))}\n".encode() + content
             copy.writestr(entry, content)
 
 

@@ -1,7 +1,7 @@
 """One wheel of an index, as it says of itself.
 
-A wheel says what it is in its METADATA, WHEEL, RECORD and ``_fork.json``. Its file name is compared with
-them, never taken for them.
+A wheel says what it is in its METADATA, WHEEL, RECORD and ``_fork.json``. ``contents`` compares them and its
+file name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from scripts.base.documents import OpenDocument
 from scripts.wheels.proof import Provenance
 
 if TYPE_CHECKING:
+    from email.message import Message
     from pathlib import Path
 
-    from packaging.metadata import RawMetadata
     from packaging.tags import Tag
     from packaging.version import Version
 
@@ -47,7 +47,7 @@ class WheelFacts(Provenance):
 
 @dataclass(frozen=True)
 class IndexedWheel:
-    """A wheel whose every file was compared with its RECORD, and whose name with its metadata."""
+    """A wheel that agrees with itself, as far as an index tells of it."""
 
     path: Path
     name: str  # of the distribution, such as flash-attn
@@ -55,7 +55,7 @@ class IndexedWheel:
     build: str  # the build tag, such as 24_hdim64_sm90; often empty
     tags: frozenset[Tag]
     metadata: bytes = field(repr=False)
-    said: RawMetadata = field(repr=False)
+    said: Message = field(repr=False)
     facts: WheelFacts
     sha256: str
     size: int
@@ -63,17 +63,22 @@ class IndexedWheel:
     @property
     def requires_python(self) -> str:
         """As METADATA has it; empty: any."""
-        return self.said.get("requires_python", "")
+        return str(self.said.get("Requires-Python", ""))
 
     @property
     def extras(self) -> list[str]:
         """The extras that METADATA provides."""
-        return self.said.get("provides_extra", [])
+        return list(self.said.get_all("Provides-Extra", []))
+
+    @property
+    def requirements(self) -> list[str]:
+        """What METADATA asks for."""
+        return list(self.said.get_all("Requires-Dist", []))
 
     @cached_property
     def torch(self) -> SpecifierSet:
         """The torch releases that it asks for; an empty set of specifiers: any."""
-        required = (Requirement(text) for text in self.said.get("requires_dist", []))
+        required = map(Requirement, self.requirements)
         return next((r.specifier for r in required if r.name == "torch" and not r.marker), SpecifierSet())
 
     @property

@@ -53,7 +53,7 @@ def check(path: Path) -> Trusted:
         WheelError: something was changed, or is of another wheel; the message names the file.
     """
     wheel = whole(path)
-    proof = _proof(wheel)
+    proof = proof_beside(wheel.path, wheel.sha256)
     found: list[Path] = []
     signers: dict[str, str] = {}
     for statement, attestation, expected in _expected(wheel, proof):
@@ -88,22 +88,37 @@ def _expected(wheel: Contents, proof: Proof | None) -> list[tuple[Path, Path, by
     return [told, (*of_proof, None if proof is None else _told(wheel, proof))]
 
 
-def _proof(wheel: Contents) -> Proof | None:
-    """The proof beside a wheel, which must be whole and of this wheel."""
-    place = companions.proof(wheel.path)
+def proof_beside(path: Path, sha256: str) -> Proof | None:
+    """The proof beside a wheel, which must be whole and of this wheel.
+
+    Args:
+        path: the wheel.
+        sha256: of its bytes.
+    """
+    place = companions.proof(path)
     if not place.exists():
         return None
-    remedy = f"delete it, and run nox -s verify -- {wheel.path}"
+    remedy = f"delete it, and run nox -s verify -- {path}"
     if flaw := sealed.flaw(place.read_bytes()):
         raise WheelError(f"{place} {flaw}; {remedy}.")
     proof = read_proof(place)
     told = proof.wheel.sha256 if proof.wheel else "no wheel"
-    if told != wheel.sha256:
+    if told != sha256:
         raise WheelError(
-            f"{place} is of another wheel (sha256 {told[:16]}…) than {wheel.path.name} "
-            f"({wheel.sha256[:16]}…); {remedy}."
+            f"{place} is of another wheel (sha256 {told[:16]}…) than {path.name} ({sha256[:16]}…); {remedy}."
         )
     return proof
+
+
+def sign_missing(trusted: Trusted) -> bool:
+    """Sign each statement beside a wheel that has no signature yet; whether there was one."""
+    signed = False
+    for statement, attestation, expected in _expected(trusted.wheel, trusted.proof):
+        if expected is not None and statement.exists() and not attestation.exists():
+            signing.sign(statement, attestation)
+            console.done(f"{attestation} is signed.")
+            signed = True
+    return signed
 
 
 def attest_build(path: Path, *, sign: bool = False) -> None:
@@ -119,7 +134,7 @@ def attest_proof(path: Path, *, sign: bool = False) -> None:
         WheelError: no proof of this wheel lies beside it.
     """
     wheel = whole(path)
-    proof = _proof(wheel)
+    proof = proof_beside(wheel.path, wheel.sha256)
     if proof is None:
         raise WheelError(f"{companions.proof(path)} is missing; run nox -s verify -- {path}.")
     place, attestation = companions.proof_statement(path), companions.proof_attestation(path)

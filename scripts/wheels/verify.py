@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
+
 from scripts.base import console, files, layout, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
@@ -67,14 +69,21 @@ def facts_of(path: Path) -> Facts:
     return Facts(path, checked.provenance, checked.sha256, suite)
 
 
-def wheels_in(dist: Path) -> list[Path]:
-    """The wheels to verify when none is named."""
+def wheels_in(dist: Path, distribution: str = "") -> list[Path]:
+    """The wheels to verify when none is named; those of one distribution, where that is given."""
     wheels = sorted([*dist.glob("flash_attn-*.whl"), *dist.glob("flash_attn_4-*.whl")])
+    wheels = [path for path in wheels if not distribution or is_of(path, distribution)]
     if not wheels:
+        of = f" of {distribution}" if distribution else ""
         raise UsageError(
-            f"{dist} has no wheels; build one (nox -s build), or name one (nox -s verify -- WHEEL)."
+            f"{dist} has no wheels{of}; build one (nox -s build), or name one (nox -s verify -- WHEEL)."
         )
     return wheels
+
+
+def is_of(path: Path, distribution: str) -> bool:
+    """Whether a wheel is of this distribution, by its name."""
+    return canonicalize_name(path.name.partition("-")[0]) == canonicalize_name(distribution)
 
 
 def installed(facts: Facts, root: Path, logs: Path) -> Path:

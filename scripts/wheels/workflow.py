@@ -1,8 +1,12 @@
-"""Render the GitHub workflow that builds every target of the matrix in its container."""
+"""Render the GitHub workflow: it builds every target in its container, drafts a release, publishes an index.
+
+The text is ``workflow.yml`` beside this module; only the rows of its matrices come from wheel_matrix.toml.
+"""
 
 from __future__ import annotations
 
 import json
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from scripts.base import files
@@ -14,83 +18,12 @@ if TYPE_CHECKING:
     from scripts.source.matrix import Matrix
 
 PATH = ".github/workflows/wheels.yml"
-
-# A hosted runner's disk is too small for an image, torch for each Python and the objects, unless what it
-# brings and we do not use goes first. Wheels are proved elsewhere: these runners have no GPU.
-_TEXT = """\
-# Rendered from wheel_matrix.toml by "nox -s matrix -- --github"; edit that, or scripts/wheels/workflow.py.
-name: wheels
-on:
-  workflow_dispatch:
-  push:
-    tags: ["v*"]
-permissions:
-  contents: read
-jobs:
-  build:
-    runs-on: ubuntu-24.04
-    timeout-minutes: 360
-    strategy:
-      fail-fast: false
-      matrix:
-        include:
-{rows}
-    name: ${{{{ matrix.target }}}}
-    steps:
-      - run: sudo rm -rf /usr/share/dotnet /usr/local/lib/android /opt/ghc /opt/hostedtoolcache/CodeQL
-      - uses: actions/checkout@v4
-      - uses: actions/setup-python@v5
-        with:
-          python-version: "3.12"
-      - uses: actions/cache@v4
-        with:
-          path: ~/.cache/flash-attention-deterministic/containers/sccache
-          key: kernels-${{{{ matrix.cuda }}}}-\
-${{{{ hashFiles('patches/**', 'wheel_matrix.toml') }}}}-${{{{ matrix.target }}}}
-          restore-keys: kernels-${{{{ matrix.cuda }}}}-
-      - run: mkdir -p ~/.cache/flash-attention-deterministic/containers
-      - run: python -m pip install nox
-      - run: nox -s build -- --containers --target ${{{{ matrix.target }}}} --out wheels
-      - run: sudo chown -R "$(id -u)" ~/.cache/flash-attention-deterministic
-        if: always()
-      - uses: actions/upload-artifact@v4
-        with:
-          name: ${{{{ matrix.target }}}}
-          path: |
-            wheels/*.whl
-            wheels/*.provenance.json
-          if-no-files-found: error
-"""
-
-# Of python upstreams nothing is compiled: a wheel takes seconds, without a container.
-_PYTHON = """\
-  python:
-    runs-on: ubuntu-24.04
-    timeout-minutes: 20
-    strategy:
-      fail-fast: false
-      matrix:
-        upstream: {names}
-    name: ${{{{ matrix.upstream }}}}
-    steps:
-      - uses: actions/checkout@v4
-      - uses: actions/setup-python@v5
-        with:
-          python-version: "3.12"
-      - run: python -m pip install nox
-      - run: nox -s build -- --upstream ${{{{ matrix.upstream }}}} --check-reproducible --out wheels
-      - uses: actions/upload-artifact@v4
-        with:
-          name: ${{{{ matrix.upstream }}}}
-          path: |
-            wheels/*.whl
-            wheels/*.provenance.json
-          if-no-files-found: error
-"""
+_TEXT = "pages/workflow.yml"
+_PYTHON = ("  # python upstreams {\n", "  # } python upstreams\n")  # around what a matrix without any has not
 
 
 def render(matrix: Matrix) -> str:
-    """The workflow: one job a target, in its container; one a python upstream.
+    """The workflow: one job a target, in its container; one a python upstream; then a release and an index.
 
     Raises:
         MatrixError: a target whose CUDA has no image.
@@ -103,7 +36,18 @@ def render(matrix: Matrix) -> str:
             )
         rows.append(f"          - {json.dumps({'target': target.name, 'cuda': target.cuda})}")
     names = [name for name, table in matrix.upstreams.items() if table.kind == "python"]
-    return _TEXT.format(rows="\n".join(rows)) + (_PYTHON.format(names=json.dumps(names)) if names else "")
+    text = resources.files("scripts.wheels").joinpath(_TEXT).read_text(encoding="utf-8")
+    before, rest = text.split(_PYTHON[0])
+    of_python, after = rest.split(_PYTHON[1])
+    text = before + (of_python if names else "") + after
+    needs = ["build", *(["python"] if names else [])]
+    for word, value in (
+        ("          - TARGETS", "\n".join(rows)),
+        ("[UPSTREAMS]", json.dumps(names)),
+        ("[NEEDS]", f"[{', '.join(needs)}]"),
+    ):
+        text = text.replace(word, value)
+    return text
 
 
 def write(root: Path, text: str) -> bool:

@@ -20,7 +20,7 @@ import pytest
 
 from scripts.base.fetch import sha256
 from scripts.wheels import index, index_server
-from tests.unit.index_wheels import CUDA, PYTHON, make, prove
+from tests.unit.index_wheels import CUDA, PYTHON, make, prove, upstream
 
 WIDTHS, SCHEMES = (1200, 360), ("light", "dark")
 TORCH_CUDA = {"2.12.1": "13.0", "2.11.0": "13.0", "2.10.0": "12.8", "2.6.0": "12.4"}
@@ -66,7 +66,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     prove(proved, sha256=sha256(proved))
     make(folder / "dist", build="24_hdim64_sm80", facts={"architectures": ["80"]})
     make(folder / "dist", PYTHON)
-    old = make(folder / "dist", PYTHON, version="4.0.0b35+det.1", facts={"upstream": {"version": "4.0.0b35"}})
+    old = make(folder / "dist", PYTHON, version="4.0.0b35+det.1", facts=upstream("4.0.0b35"))
     (folder / "yanked.toml").write_text(f'format = 1\n[wheels]\n"{old.name}" = "wrong at head dim 96"\n')
     request = index.Request(
         folder / "dist", yanked=folder / "yanked.toml", variants=True, torch_cuda=TORCH_CUDA

@@ -293,6 +293,17 @@ def whole_wheel(
     return wheel.write(folder / name, sbom.describe(entries, info, place, dict(facts)))
 
 
+@pytest.fixture
+def dist(tmp_path: Path) -> Path:
+    """A folder with a wheel of each kind, for an index."""
+    from tests.unit import index_wheels  # which needs this module
+
+    folder = tmp_path / "dist"
+    index_wheels.make(folder)
+    index_wheels.make(folder, index_wheels.PYTHON)
+    return folder
+
+
 def plan(
     tmp_path: Path, tools: Toolchain, chosen: tuple[kernel_set.Kernel, ...] = KERNELS, arch: str = "90"
 ) -> kernels.Plan:

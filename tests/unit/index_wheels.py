@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SERIES = {"digest": "0" * 64, "base": "0" * 40, "patches": []}
+from scripts.base import sealed
+from scripts.wheels import companions, contents, sbom
+from tests.unit.conftest import FACTS
+
 CUDA: Any = {
     "name": "flash_attn",
-    "version": "2.8.3.post1+det.1.cu130.torch2.11",
+    "version": "2.8.3.post1+det.2.cu13",
     "build": "24_hdim64_sm90",
-    "tag": "cp312-cp312-linux_x86_64",
-    "python": "==3.12.*",
-    "requires": ("torch==2.11.*", "einops"),
+    "tag": "py3-none-manylinux_2_28_x86_64",
+    "python": ">=3.10",
+    "requires": ("torch>=2.10", "einops"),
     "extras": (),
-    "facts": {"cuda": "13.0", "torch": "2.11.0", "architectures": ["90"], "kernel_set": ["fwd_hdim64_fp16"]},
+    "facts": {**FACTS, "fork_revision": 2},
 }
 PYTHON: Any = {
     "name": "flash_attn_4",
@@ -29,7 +29,12 @@ PYTHON: Any = {
     "python": ">=3.10",
     "requires": ("torch", "einops"),
     "extras": ("cu13",),
-    "facts": {"upstream": {"version": "4.0.0b36"}},
+    "facts": {
+        "format": 1,
+        "upstream": {**FACTS["upstream"], "version": "4.0.0b36"},
+        "fork_revision": 1,
+        "series": FACTS["series"],
+    },
 }
 # A wheel may hold any of its files changed: what was, to what is.
 Change = Callable[[dict[str, bytes]], object]
@@ -48,9 +53,7 @@ def make(
         other: values of ``kind`` to be others; ``facts`` are added to its facts.
     """
     told = {**kind, **other}
-    upstream = {"version": kind["version"].partition("+")[0]}
-    facts = {"format": 1, "upstream": upstream, "fork_revision": 1, "series": SERIES, **kind["facts"]}
-    facts |= other.get("facts", {})
+    facts = {**kind["facts"], **other.get("facts", {})}
     name, version, build, tag = told["name"], told["version"], told["build"], told["tag"]
     info, package = f"{name}-{version}.dist-info", "flash_attn/cute" if name.endswith("4") else "flash_attn"
     lines = [f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\nRequires-Python: {told['python']}"]
@@ -59,24 +62,26 @@ def make(
     about = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\n"
     about += f"Build: {build}\n" if build else ""
     entries = {
-        f"{package}/_fork.json": json.dumps(facts).encode(),
         f"{package}/here.py": f"tag = {tag!r}\n".encode(),
         f"{info}/METADATA": ("\n".join(lines) + "\n\nWords.\n").encode(),
         f"{info}/WHEEL": f"{about}Tag: {tag}\n".encode(),
     }
+    entries = sbom.describe(entries, info, f"{package}/_fork.json", facts)
     if change:
         change(entries)
     middle = f"-{build}" if build else ""
     return pack(folder / (file or f"{name}-{version}{middle}-{tag}.whl"), info, entries)
 
 
+def upstream(version: str) -> dict[str, Any]:
+    """What a wheel says of another release of upstream."""
+    return {"upstream": {**FACTS["upstream"], "version": version}}
+
+
 def pack(path: Path, info: str, entries: dict[str, bytes]) -> Path:
     """Write a wheel of these files, and RECORD."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for name, content in entries.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        rows.append(f"{name},sha256={digest},{len(content)}")
+    rows = [",".join(contents.record_row(name, content)) for name, content in entries.items()]
     entries[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in entries.items():
@@ -97,6 +102,6 @@ def prove(path: Path, *, sha256: str, verified: bool = True) -> Path:
         "controls": [],
         "cases": {},
     }
-    place = path.with_suffix(".proof.json")
-    place.write_text(json.dumps(proof))
+    place = companions.proof(path)
+    place.write_bytes(sealed.render(sealed.seal(proof)))
     return place

@@ -13,19 +13,12 @@ from typing import Any
 import pytest
 
 from scripts import __main__
-from scripts.base.errors import BuildError, MatrixError, UsageError, VerifyError, WheelError
+from scripts.base.errors import BuildError, MatrixError, UsageError, WheelError
 from scripts.base.fetch import sha256
 from scripts.source import gpus, matrix_tables
-from scripts.wheels import index, index_entry, index_reading, index_yanked
-from tests.unit.index_wheels import CUDA, PYTHON, make, prove
-
-
-@pytest.fixture
-def dist(tmp_path: Path) -> Path:
-    folder = tmp_path / "dist"
-    make(folder)
-    make(folder, PYTHON)
-    return folder
+from scripts.wheels import contents, index, index_entry, index_reading, index_yanked, trust
+from tests.unit.conftest import Command
+from tests.unit.index_wheels import CUDA, PYTHON, make, prove, upstream
 
 
 def page(out: Path, name: str = "flash-attn") -> Any:
@@ -40,38 +33,46 @@ def files_of(folder: Path) -> dict[str, bytes]:
 DISAGREEMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "version": (
         {"file": f"flash_attn-2.8.4-{CUDA['build']}-{CUDA['tag']}.whl"},
-        "renamed, or not a wheel: Missing flash_attn-2.8.4",
+        f"the version by its file name is 2.8.4, and what is in it says {re.escape(CUDA['version'])}",
     ),
     "name": (
         {"change": lambda e: _replace(e, "METADATA", b"Name: flash_attn", b"Name: flash_attn_4")},
-        "the file name says flash-attn, METADATA says flash_attn_4",
+        "the name by its file name is flash-attn, and what is in it says flash-attn-4",
     ),
     "metadata's version": (
-        {"change": lambda e: _replace(e, "METADATA", b"torch2.11\n", b"torch2.12\n")},
-        "METADATA says 2.8.3.post1",
+        {"change": lambda e: _replace(e, "METADATA", b"cu13\n", b"cu12\n")},
+        r"the version by its file name is .*cu13, and what is in it says .*cu12",
     ),
     "python": (
         {"file": f"flash_attn-{CUDA['version']}-{CUDA['build']}-cp313-cp313-linux_x86_64.whl"},
-        "the file name says tags cp313-cp313-linux_x86_64, WHEEL says cp312-cp312-linux_x86_64",
+        r"the tags by its file name is \['cp313-cp313-linux_x86_64'\]",
     ),
-    "requires-python": ({"python": "==3.13.*"}, "Python 3.12, METADATA says Requires-Python: ==3.13"),
+    "requires-python": (
+        {"tag": "cp312-cp312-linux_x86_64", "python": "==3.13.*"},
+        "Python 3.12, METADATA says Requires-Python: ==3.13",
+    ),
     "build tag": (
         {"file": f"flash_attn-{CUDA['version']}-9_x-{CUDA['tag']}.whl"},
-        "the file name says build 9_x, WHEEL says 24_hdim64_sm90",
+        "the build tag by its file name is 9_x, and what is in it says 24_hdim64_sm90",
     ),
     "architectures": ({"facts": {"architectures": ["80", "90"]}}, "architectures 90, _fork.json says 80, 90"),
-    "cuda": ({"facts": {"cuda": "12.8"}}, "the label says CUDA cu130, _fork.json says 12.8"),
-    "no cuda": ({"facts": {"cuda": "", "torch": ""}}, "the label says CUDA cu130, _fork.json says none"),
-    "torch": ({"facts": {"torch": "2.12.1"}}, r"the label says torch 2.11, _fork.json says 2.12.1; METADATA"),
-    "torch of metadata": ({"requires": ("torch==2.12.*",)}, r"METADATA asks for torch==2.12.\*, _fork.json"),
+    "cuda": ({"facts": {"cuda": "12.8"}}, "the label says CUDA cu13, _fork.json says 12.8"),
+    "no cuda": ({"facts": {"cuda": "", "torch": ""}}, "the label says CUDA cu13, _fork.json says none"),
+    "cuda's minor release": (
+        {"version": "2.8.3.post1+det.2.cu130"},
+        "the label says CUDA cu130, _fork.json says 13.0",
+    ),
+    "no label": ({"version": "2.8.3.post1"}, r"the label \(none\) does not begin with det.2, as _fork.json"),
+    "torch": ({"facts": {"torch": "2.9.1"}}, r"METADATA asks for torch>=2.10, _fork.json says torch 2.9.1"),
     "no torch": ({"requires": ()}, "METADATA asks for no torch, _fork.json says torch 2.11.0"),
-    "revision": ({"facts": {"fork_revision": 2}}, "does not begin with det.2, as _fork.json says"),
+    "what is asked for": ({"requires": ("torch=2.10",)}, "METADATA: Expected semicolon"),
+    "revision": ({"facts": {"fork_revision": 1}}, "does not begin with det.1, as _fork.json says"),
     "upstream": (
-        {"facts": {"upstream": {"version": "2.8.3.post2"}}},
+        {"facts": upstream("2.8.3.post2")},
         "the version is 2.8.3.post1, _fork.json says upstream's is 2.8.3.post2",
     ),
     "commit": (
-        {"facts": {"upstream": {"version": "2.8.3.post1+g0251105a"}}},
+        {"facts": upstream("2.8.3.post1+g0251105a")},
         "does not name upstream's commit g0251105a",
     ),
 }
@@ -96,16 +97,9 @@ def test_a_wheel_whose_name_metadata_and_label_disagree_is_refused(tmp_path: Pat
     "values",
     [
         {},
-        {"version": "2.8.3.post1+det.1.cu13", "requires": ("torch>=2.6",)},  # CUDA's major version is enough
-        {
-            "version": "2.8.3+det.1.of.2.8.3.post1.cu130.torch2.11",
-            "facts": {"upstream": {"version": "2.8.3.post1"}},
-        },
-        {
-            "version": "2.8.4.dev0+det.1.g0251105a.cu130.torch2.11",
-            "facts": {"upstream": {"version": "2.8.4.dev0+g0251105a"}},
-        },
-        {"build": "", "tag": "py3-none-manylinux_2_28_x86_64", "python": ">=3.10"},
+        {"version": "2.8.3+det.2.of.2.8.3.post1.cu13"},
+        {"version": "2.8.4.dev0+det.2.g0251105a.cu13", "facts": upstream("2.8.4.dev0+g0251105a")},
+        {"build": "", "tag": "cp312-abi3-linux_x86_64", "python": ">=3.12,!=3.12.0"},
     ],
 )
 def test_a_wheel_that_agrees_is_taken_whatever_the_shape_of_its_name(
@@ -115,10 +109,14 @@ def test_a_wheel_that_agrees_is_taken_whatever_the_shape_of_its_name(
     assert (wheel.name, wheel.facts.cuda, wheel.facts.architectures) == ("flash-attn", "13.0", ("90",))
 
 
+def files_in(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
 def repacked(path: Path, change: Any) -> None:
     """The wheel with other files, and RECORD as it was; each entry's CRC fits."""
-    with zipfile.ZipFile(path) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
+    entries = files_in(path)
     change(entries)
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in entries.items():
@@ -128,11 +126,11 @@ def repacked(path: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda e: _replace(e, "here.py", b"tag", b"tug"), "here.py"),
-        (lambda e: _replace(e, "_fork.json", b"2.11.0", b"2.11.1"), "_fork.json"),
-        (lambda e: e.update({"flash_attn/more.py": b""}), "more.py"),
-        (lambda e: e.pop("flash_attn/here.py"), "here.py of RECORD is missing"),
-        (lambda e: _replace(e, "RECORD", b",sha256", b";sha256"), "damaged"),
+        (lambda e: _replace(e, "here.py", b"tag", b"tug"), "here.py was changed"),
+        (lambda e: _replace(e, "_fork.json", b"2.11.0", b"2.11.1"), "_fork.json was changed"),
+        (lambda e: e.update({"flash_attn/more.py": b""}), "more.py was added"),
+        (lambda e: e.pop("flash_attn/here.py"), "here.py was removed"),
+        (lambda e: _replace(e, "RECORD", b",sha256", b";sha256"), "is no row of three fields"),
     ],
 )
 def test_a_wheel_with_a_file_changed_added_or_gone_is_refused_by_that_file(
@@ -150,7 +148,7 @@ def test_what_is_no_wheel_of_this_project_is_refused(tmp_path: Path, dist: Path)
         with pytest.raises(WheelError, match=name):
             index_reading.read(tmp_path / name)
     foreign = make(dist, PYTHON, change=lambda e: e.pop("flash_attn/cute/_fork.json"), file="")
-    with pytest.raises(WheelError, match=r"0 files _fork\.json, so it is no wheel of this project"):
+    with pytest.raises(WheelError, match=r"not a wheel of this project: it has 0 files _fork\.json"):
         index_entry.read(dist, None)
     foreign.unlink()
     with pytest.raises(UsageError, match="has no wheels; build one"):
@@ -163,16 +161,16 @@ def test_pages_have_hashes_sizes_pythons_and_metadata_beside_each_wheel(dist: Pa
     told = page(out)
     (file,) = told["files"]
     wheel = out / "simple/flash-attn" / file["url"].replace("%2B", "+")
-    assert (told["name"], told["versions"]) == ("flash-attn", ["2.8.3.post1+det.1.cu130.torch2.11"])
+    assert (told["name"], told["versions"]) == ("flash-attn", [CUDA["version"]])
     assert file["hashes"] == {"sha256": sha256(wheel)}
-    assert (file["size"], file["requires-python"]) == (wheel.stat().st_size, "==3.12.*")
+    assert (file["size"], file["requires-python"]) == (wheel.stat().st_size, ">=3.10")
     metadata = wheel.with_name(f"{wheel.name}.metadata").read_bytes()
     assert metadata.startswith(b"Metadata-Version: 2.4\nName: flash_attn\n")
     assert file["core-metadata"] == {"sha256": hashlib.sha256(metadata).hexdigest()}
     assert "dist-info-metadata" not in file, "pip 23.0 fails on a hash there"
     html = (out / "simple/flash-attn/index.html").read_text()
     assert f"#sha256={sha256(wheel)}" in html
-    assert 'data-requires-python="==3.12.*"' in html
+    assert 'data-requires-python="&gt;=3.10"' in html
     assert html.count(hashlib.sha256(metadata).hexdigest()) == 2
     assert [p["name"] for p in json.loads((out / "simple/index.json").read_text())["projects"]] == [
         "flash-attn",
@@ -255,7 +253,13 @@ def test_proofs_and_attestations_lie_beside_wheels_and_are_linked(dist: Path, tm
 def test_a_proof_of_another_wheel_is_refused(dist: Path) -> None:
     wheel = next(dist.glob("flash_attn-*.whl"))
     proof = prove(wheel, sha256="0" * 64)
-    with pytest.raises(VerifyError, match=rf"proof.json is a proof of 0{{64}}; {wheel.name[:11]}"):
+    with pytest.raises(
+        WheelError, match=rf"proof.json is of another wheel \(sha256 0{{16}}…\) than {wheel.name[:9]}"
+    ):
+        index_entry.read(dist, None)
+    prove(wheel, sha256=sha256(wheel))
+    proof.write_text(proof.read_text().replace('"passed": 2992', '"passed": 2993'))
+    with pytest.raises(WheelError, match=r"proof.json was changed: its digest is not that of what it says"):
         index_entry.read(dist, None)
     proof.rename(dist / "flash_attn-9.proof.json")
     with pytest.raises(WheelError, match=r"flash_attn-9.proof.json: its wheel is not there"):
@@ -293,13 +297,42 @@ def test_an_index_is_the_same_bytes_each_time_and_a_check_names_what_differs(
         index.check(index.Request(dist), out)
 
 
+@pytest.mark.parametrize("variants", [False, True])
+def test_an_index_is_inspected_by_what_it_says_of_itself(
+    dist: Path, tmp_path: Path, command: Command, variants: bool
+) -> None:
+    """It tells which file was changed, without the folder that it was made of."""
+    for wheel in dist.glob("*.whl"):
+        trust.attest_build(wheel)
+        prove(wheel, sha256=sha256(wheel))
+    listed = tmp_path / index_yanked.FILE
+    listed.write_text(f'format = 1\n[wheels]\n"{wheel.name}" = "wrong \\"bits\\""\n')
+    out = tmp_path / "out"
+    request = index.Request(dist, "https://a.example/", listed, variants, torch_cuda={"2.11.0": "13.0"})
+    index.write(request, out)
+    shutil.rmtree(dist)
+    done = command("inspect", str(out))
+    assert done.status == 0, done.err
+    assert "2 wheels and all that is said of them are whole" in done.out
+    for name, content in files_of(out).items():
+        (out / name).write_bytes(content.replace(b"a", b"b", 1))
+        done = command("inspect", str(out))
+        assert done.status == WheelError.exit_code, name
+        assert name.rpartition("/")[2] in done.err, done.err
+        (out / name).write_bytes(content)
+    (out / "files/more.html").touch()
+    assert "files/more.html is too many" in command("inspect", str(out)).err
+    (tmp_path / "empty").mkdir()
+    assert "about.json: No such file" in command("inspect", str(tmp_path / "empty")).err
+
+
 def test_whoever_reads_it_sees_the_old_index_or_the_new_one(
     dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "site" / "out"
     index.write(index.Request(dist), out)
     before = files_of(out)
-    make(dist, version="2.8.3.post1+det.1.cu130.torch2.12", build="24_x")  # its torch disagrees
+    make(dist, version="2.8.3.post1+det.2.cu12", build="24_x")  # its CUDA disagrees
     with pytest.raises(WheelError):
         index.write(index.Request(dist), out)
     assert files_of(out) == before
@@ -336,13 +369,14 @@ def test_variants_are_copies_with_a_label_and_one_document_a_version(dist: Path,
         "cu13_sm90": {"nvidia": {"cuda_version_lower_bound": ["13.0"], "sm_arch": ["90_real"]}},
     }
     plain, copy = (
-        index_reading.contents(out / folder / name)
-        for folder, name in (("files", names[0]), ("variants", names[1]))
+        files_in(out / folder / name) for folder, name in (("files", names[0]), ("variants", names[1]))
     )
     info = f"flash_attn-{version}.dist-info"
-    inside = json.loads(copy.pop(f"{info}/variant.json"))
-    assert inside["variants"] == {"cu13_sm90": told["variants"]["cu13_sm90"]}
-    assert plain.pop(f"{info}/RECORD") != copy.pop(f"{info}/RECORD")
+    told_inside = copy.pop(f"{info}/variant.json")
+    assert json.loads(told_inside)["variants"] == {"cu13_sm90": told["variants"]["cu13_sm90"]}
+    record = copy.pop(f"{info}/RECORD").decode()
+    row = ",".join(contents.record_row(f"{info}/variant.json", told_inside))
+    assert record == f"{row}\n{plain.pop(f'{info}/RECORD').decode()}"
     assert plain == copy
     assert [f["filename"] for f in page(out, "flash-attn-4")["files"]] == [
         "flash_attn_4-4.0.0b36+det.1-py3-none-any.whl"

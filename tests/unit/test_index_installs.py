@@ -16,19 +16,13 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uv
 
 from scripts.wheels import index, index_choice, index_entry, index_server
-from tests.unit.index_wheels import PYTHON, make
+from tests.unit.index_wheels import CUDA, PYTHON, make, upstream
 
-TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
-HERE: Any = {
-    "tag": f"{TAG}-{TAG}-linux_x86_64",
-    "python": f"=={sys.version_info.major}.{sys.version_info.minor}.*",
-}
 Serve = Callable[[Path], str]
 
 
@@ -131,10 +125,10 @@ def test_the_line_installs_our_wheel_and_no_variant_of_it(
 ) -> None:
     if form == "html":
         monkeypatch.setattr(index_server._Handler, "_wants_json", lambda _: False)
-    make(tmp_path / "dist", **HERE)
+    make(tmp_path / "dist")
     out, url = served(tmp_path, serve)
     run(getattr(lines(tmp_path / "dist", out, url, variants=True), installer))
-    assert installed(tmp_path / "site") == {"flash_attn": "2.8.3.post1+det.1.cu130.torch2.11"}
+    assert installed(tmp_path / "site") == {"flash_attn": CUDA["version"]}
     (info,) = (tmp_path / "site").glob("*.dist-info")
     assert not (info / "variant.json").exists()
 
@@ -154,7 +148,7 @@ def test_nothing_is_built_where_no_wheel_fits(tmp_path: Path, serve: Serve, run:
 
 def test_without_the_option_pip_does_build(tmp_path: Path, serve: Serve, run: Run) -> None:
     """The control of the test above: the source that it offers is taken, and its build leaves a trace."""
-    make(tmp_path / "dist", **HERE)
+    make(tmp_path / "dist")
     out, url = served(tmp_path, serve)
     line = lines(tmp_path / "dist", out, url).pip.replace(" --only-binary flash-attn", "").rpartition("==")[0]
     assert run(line, check=False).returncode != 0
@@ -165,8 +159,8 @@ def test_without_the_option_pip_does_build(tmp_path: Path, serve: Serve, run: Ru
 def test_an_address_chooses_among_wheels_of_one_version_and_its_hash_is_checked(
     tmp_path: Path, serve: Serve, run: Run, installer: str
 ) -> None:
-    other = make(tmp_path / "dist", **HERE, build="9_hdim64_sm80", facts={"architectures": ["80"]})
-    make(tmp_path / "dist", **HERE)
+    other = make(tmp_path / "dist", build="9_hdim64_sm80", facts={"architectures": ["80"]})
+    make(tmp_path / "dist")
     out, url = served(tmp_path, serve)
     entries = index.write(index.Request(tmp_path / "dist", url=url), out)
     (entry,) = [entry for entry in entries if entry.file == other.name]
@@ -183,9 +177,7 @@ def test_an_address_chooses_among_wheels_of_one_version_and_its_hash_is_checked(
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_a_yanked_wheel_is_passed_over(tmp_path: Path, serve: Serve, run: Run, installer: str) -> None:
     make(tmp_path / "dist", PYTHON)
-    newer = make(
-        tmp_path / "dist", PYTHON, version="4.0.0b37+det.1", facts={"upstream": {"version": "4.0.0b37"}}
-    )
+    newer = make(tmp_path / "dist", PYTHON, version="4.0.0b37+det.1", facts=upstream("4.0.0b37"))
     listed = tmp_path / "yanked.toml"
     listed.write_text(f'format = 1\n[wheels]\n"{newer.name}" = "wrong"\n')
     out, url = served(tmp_path, serve)
@@ -203,8 +195,8 @@ def test_uv_picks_a_variant_by_the_gpu_and_others_take_the_plain_wheel(
     tmp_path: Path, serve: Serve, run: Run, gpu: str
 ) -> None:
     dist = tmp_path / "dist"
-    make(dist, **HERE, build="24_hdim64_sm80", facts={"architectures": ["80"]})
-    make(dist, **HERE)
+    make(dist, build="24_hdim64_sm80", facts={"architectures": ["80"]})
+    make(dist)
     out, url = served(tmp_path, serve)
     line = lines(dist, out, url, variants=True).uv_variants
     # What uv reads of the driver and the GPU, without either.
@@ -223,7 +215,7 @@ def test_uv_picks_a_variant_by_the_gpu_and_others_take_the_plain_wheel(
 
 
 def test_a_driver_of_another_cuda_takes_no_variant_of_13(tmp_path: Path, serve: Serve, run: Run) -> None:
-    make(tmp_path / "dist", **HERE)
+    make(tmp_path / "dist")
     out, url = served(tmp_path, serve)
     line = lines(tmp_path / "dist", out, url, variants=True).uv_variants
     run(line, NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION="12.8", NV_VARIANT_PROVIDER_FORCE_SM_ARCH="9.0")

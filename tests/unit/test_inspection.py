@@ -13,11 +13,11 @@ import pytest
 import zstandard
 
 from scripts.base import layout
-from scripts.base.errors import UsageError
+from scripts.base.errors import UsageError, WheelError
 from scripts.lab import machine_code
 from scripts.series import model
 from scripts.source import matrix, upstream
-from scripts.wheels import build, rebuild, trust
+from scripts.wheels import build, companions, rebuild, signing, trust
 from scripts.wheels.build import BuildOptions
 from tests.unit.conftest import BASE, FACTS, WHEEL_NAME, Command, checkout_of, whole_wheel
 from tests.unit.test_trust import prove
@@ -149,6 +149,33 @@ def test_a_wheel_that_is_refused_stops_no_other(tmp_path: Path, command: Command
     assert done.status == UsageError.exit_code
     told = json.loads(done.out)["wheels"]
     assert ["error" in entry for entry in told] == [True, False]
+
+
+def test_sign_signs_what_lies_beside_a_whole_wheel_and_is_not_signed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    wheel = whole_wheel(tmp_path)
+    prove(wheel)
+    attested: list[Path] = []
+
+    def sign(statement: Path, attestation: Path) -> None:  # which needs a network and an identity
+        attested.append(statement)
+        attestation.touch()
+
+    monkeypatch.setattr(signing, "sign", sign)
+    monkeypatch.setattr(signing, "check", lambda *_: "a signer")
+    done = command("inspect", "--sign", str(wheel))
+    assert done.status == 0, done.err
+    assert attested == [companions.provenance(wheel)], "the proof has no statement yet"
+    assert f"{companions.provenance_attestation(wheel).name}: signed by a signer" in done.out
+    trust.attest_proof(wheel)
+    for _ in range(2):
+        command("inspect", "--sign", str(wheel))
+    assert attested == [companions.provenance(wheel), companions.proof_statement(wheel)]
+    companions.proof_statement(wheel).write_text("{}")
+    companions.proof_attestation(wheel).unlink()
+    assert command("inspect", "--sign", str(wheel)).status == WheelError.exit_code
+    assert len(attested) == 2, "nothing that was changed is signed"
 
 
 def test_what_nothing_vouches_for_is_told(tmp_path: Path, command: Command) -> None:

@@ -49,7 +49,16 @@ def test_the_groups_that_commands_and_developers_need_are_there() -> None:
     pyproject = nox.project.load_toml(ROOT / "pyproject.toml")
     needed = {entry.dependencies for entry in COMMANDS if entry.dependencies}
     needed |= {group for entry in COMMANDS for group in entry.option_dependencies.values()}
-    assert needed == {"cluster", "containers", "guards", "index", "inspecting", "pictures", "signing"}
+    assert needed == {
+        "cluster",
+        "containers",
+        "guards",
+        "index",
+        "inspecting",
+        "pictures",
+        "releasing",
+        "signing",
+    }
     for group in (*needed, "test", "lint"):
         assert nox.project.dependency_groups(pyproject, group)
     named = [Requirement(line).name for line in nox.project.dependency_groups(pyproject, "test", "lint")]

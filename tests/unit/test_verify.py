@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from scripts import __main__
+from scripts.base import layout
 from scripts.base.errors import NotVerified, UsageError, VerifyError, WheelError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
 from scripts.wheels import origin, suites, verify
 from scripts.wheels.proof import Provenance, read_proof
-from tests.unit.conftest import BASE, FACTS, ROOT, WHEEL_NAME, Make, checkout_of, whole_wheel
+from tests.unit.conftest import BASE, FACTS, ROOT, WHEEL_NAME, Command, Make, checkout_of, whole_wheel
 
 EDIT = ("Change line 20", {"setup.py": BASE["setup.py"].replace("line 20\n", "line twenty\n")})
 MORE = ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})
@@ -224,6 +225,35 @@ def test_a_wheel_of_flash_attn_4_has_its_own_suite_torch_and_this_python(tmp_pat
     facts = verify.facts_of(path)
     assert (facts.suite.folder, facts.torch) == ("wheel4", "2.11.0")
     assert verify.wheels_in(tmp_path) == [path]
+
+
+def test_the_wheels_of_an_upstream_are_proved_when_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    four = tmp_path / "flash_attn_4-4.0.0b36+det.1-py3-none-any.whl"
+    for path in (four, tmp_path / WHEEL_NAME):
+        path.touch()
+    tried: list[Path] = []
+
+    def facts_of(path: Path) -> verify.Facts:
+        tried.append(path)
+        raise NotVerified(f"{path.name} is NOT VERIFIED")
+
+    monkeypatch.setattr(verify, "facts_of", facts_of)
+    monkeypatch.setattr(layout, "DIST", tmp_path)
+    assert command("verify", "--upstream", "flash-attn-4").status == NotVerified.exit_code
+    assert tried == [four]
+    command("verify", "--upstream", "flash-attn")
+    assert tried == [four, tmp_path / WHEEL_NAME]
+    said = command("verify", "--upstream", "flash-attn", str(four))
+    assert said.status == UsageError.exit_code
+    assert "is no wheel of flash-attn; leave out --upstream" in said.err
+    four.unlink()
+    assert "has no wheels of flash-attn-4; build one" in command("verify", "--upstream", "flash-attn-4").err
+    said = command(
+        "verify", "--upstream", "flash-attn-4", "--write-upstream-tests", str(tmp_path / "tests.py")
+    )
+    assert "the suite of its wheels runs none of upstream's own tests" in said.err
 
 
 def test_a_wheel_whose_provenance_lies_elsewhere_is_no_wheel_of_the_suite(tmp_path: Path) -> None:
