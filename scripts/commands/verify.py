@@ -35,6 +35,12 @@ def add(commands: Any) -> None:
         help="pass an argument to pytest; no proof is kept then",
     )
     parser.add_argument(
+        "--torch", metavar="VERSION", help="the torch to install beside each wheel (default: its target's)"
+    )
+    parser.add_argument(
+        "--python", metavar="VERSION", help="the Python to install it for, such as 3.13 (default: this one)"
+    )
+    parser.add_argument(
         "--write-upstream-tests",
         metavar="FILE",
         type=Path,
@@ -65,6 +71,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.pytest and (options.sign or options.attest):
         raise UsageError("--sign and --attest are for proofs, and --pytest keeps none; leave it out.")
     wheels = _wheels(options, loaded)
+    beside = verify.Beside(options.torch, options.python)
     if options.scheduler:
         _on_workers(options, wheels)
         return
@@ -79,7 +86,7 @@ def _run(options: argparse.Namespace) -> None:
             built_from = origin.check_series(facts, layout.ROOT, layout.cache("sdist"))
             console.note(f"{path.name}: its series is that of {built_from.where}")
             suite = layout.ROOT / "tests" / facts.suite.folder
-            verify.verify(path, built_from.checkout, suite, layout.BUILD, options.pytest)
+            verify.verify(path, built_from.checkout, suite, layout.BUILD, options.pytest, beside)
             if options.sign:
                 trust.attest_proof(path, sign=True)
         except BuildError as e:
@@ -111,6 +118,8 @@ def _on_workers(options: argparse.Namespace, wheels: list[Path]) -> None:
     """Prove the wheels on the workers of a scheduler."""
     if options.pytest:
         raise UsageError("--pytest chooses cases on this machine; leave out --scheduler.")
+    if options.torch or options.python:
+        raise UsageError("--torch and --python are for this machine; leave out --scheduler.")
     with cluster.connected(options.scheduler) as client:
         from scripts.wheels import cluster_proofs  # noqa: PLC0415 - imports Dask
 

@@ -49,6 +49,17 @@ class Facts:
         return self.provenance.torch or self.suite.torch
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a wheel is tried beside: versions such as 2.15.0 and 3.13, or its own torch and the running Python."""
+
+    torch: str | None = None
+    python: str | None = None
+
+    def in_words(self, facts: Facts) -> str:
+        return f"Python {self.python or running_python()}, torch {self.torch or facts.torch}"
+
+
 def facts_of(path: Path) -> Facts:
     """Check a wheel and what lies beside it; what it says of itself.
 
@@ -86,20 +97,20 @@ def is_of(path: Path, distribution: str) -> bool:
     return canonicalize_name(path.name.partition("-")[0]) == canonicalize_name(distribution)
 
 
-def installed(facts: Facts, root: Path, logs: Path) -> Path:
-    """A new environment with the wheel, its torch and pytest; its Python."""
-    python = root / "bin/python"
+def installed(facts: Facts, root: Path, logs: Path, beside: Beside = Beside()) -> Path:
+    """A new environment with the wheel, a torch and pytest; its Python."""
+    python, torch = root / "bin/python", beside.torch or facts.torch
     log = logs / f"verify-{facts.path.stem}.log"
     run(
-        [find_python(None), "-m", "venv", root],
+        [find_python(beside.python), "-m", "venv", root],
         error=ToolchainError,
         what="could not make a virtual environment",
     )
     pytest = (_PYTEST, _PROCESSES) if facts.suite.parallel else (_PYTEST,)
     run(
-        pip.installing(python, torch_for_cuda(facts.torch), "numpy", *pytest),
+        pip.installing(python, torch_for_cuda(torch), "numpy", *pytest),
         error=ToolchainError,
-        what=f"could not install torch {facts.torch}",
+        what=f"could not install torch {torch}",
         hint=pip.HINT,
         log=log,
     )
@@ -124,7 +135,14 @@ def write_upstream_tests(checkout: upstream.Checkout, path: Path) -> None:
     files.write(path, checkout.read(str(UPSTREAM_TESTS)).decode("utf-8"))
 
 
-def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, extra: list[str]) -> Proof:
+def verify(
+    path: Path,
+    checkout: upstream.Checkout,
+    suite: Path,
+    build: Path,
+    extra: list[str],
+    beside: Beside = Beside(),
+) -> Proof:
     """Prove one wheel and leave the proof beside it.
 
     Args:
@@ -133,6 +151,7 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         suite: ``tests/wheel``.
         build: for environments and logs.
         extra: more arguments for pytest; with any, no proof is kept, for it is not of the whole suite.
+        beside: the torch and the Python to try it beside.
 
     Returns:
         The proof.
@@ -152,8 +171,8 @@ def verify(path: Path, checkout: upstream.Checkout, suite: Path, build: Path, ex
         if sha256(tried) != facts.sha256:
             raise VerifyError(f"{path} was replaced while it was verified; run this again.")
         facts = replace(facts, path=tried)
-        console.note(f"fresh environment: Python {running_python()}, torch {facts.torch}, the wheel")
-        python = installed(facts, root / "venv", build / "logs")
+        console.note(f"fresh environment: {beside.in_words(facts)}, the wheel")
+        python = installed(facts, root / "venv", build / "logs", beside)
         proof = root / "proof.json"
         status = _run_suite(python, suite, tried, proof, checkout, extra)
         if not proof.is_file():

@@ -1,0 +1,69 @@
+"""One file serves several torches and Pythons: it installs, imports and says what is wrong with calls beside each.
+
+A run takes one pair of each CUDA release, in turn by the number of commits, and tells which; ``TORCHES=all`` takes all.
+No GPU is needed, and nothing is proved.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.wheels import toolchain
+
+pytestmark = [pytest.mark.network, pytest.mark.nvcc]
+
+ROOT = Path(__file__).resolve().parents[2]
+# torch and Python, by target, and a kernel file that another test compiles for it.
+PAIRS = {
+    "cu13": [("2.15.0", "3.13"), ("2.13.0", "3.10"), ("2.14.1", "3.11"), ("2.12.1", "3.12")],
+    "cu12": [("2.6.0", "3.10"), ("2.9.1", "3.12"), ("2.10.0", "3.13"), ("2.7.1", "3.11")],
+}
+KERNELS = {"cu13": "hdim64,fp16,fwd,causal", "cu12": "hdim32,fp16,fwd,causal"}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def _in_turn(target: str) -> list[tuple[str, str]]:
+    if os.environ.get("TORCHES") == "all":
+        return PAIRS[target]
+    counted = subprocess.run(
+        ["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [PAIRS[target][int(counted.stdout) % len(PAIRS[target])]]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", PAIRS)
+def test_a_wheel_serves_torches_and_pythons(
+    target: str, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    built = run(
+        *("build", "--target", target, "--kernels", KERNELS[target], "--source", "sdist"),
+        *("--out", str(tmp_path)),
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
+    for torch, python in _in_turn(target):
+        try:
+            toolchain.find_python(python)
+        except toolchain.ToolchainError as missing:
+            pytest.skip(f"{target}, torch {torch}: {missing}")
+        done = run(
+            *("verify", "--torch", torch, "--python", python, str(wheel)),
+            *("--pytest=-k", "--pytest=test_static"),
+        )
+        assert f"Python {python}, torch {torch}, the wheel" in done.stdout, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"torch {torch}" in done.stdout
+        record_property(f"{target} ran beside", f"torch {torch}, Python {python}")
+        print(f"{target} ran beside torch {torch}, Python {python}")
