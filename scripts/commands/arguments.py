@@ -134,7 +134,7 @@ def add_scheduler(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="ADDRESS",
         type=scheduler,
         help=f"{what} on the workers of a Dask scheduler: tcp://HOST:PORT; local[:N], N workers here; or "
-        "slurm[:N], N jobs of Slurm (docs/building.md, Several machines)",
+        "slurm[:N], N jobs of Slurm (docs/machines.md)",
     )
 
 

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         "On one machine: nox -s cluster -- scheduler. On each that compiles or proves, in a checkout of the "
         "same commit: nox -s cluster -- worker tcp://HOST:8786. Then nox -s build -- --scheduler "
         "tcp://HOST:8786. Whoever reaches the scheduler can run programs on workers: keep it to a network "
-        "you trust, or use tls:// (docs/building.md).",
+        "you trust, or use tls:// (docs/machines.md).",
     )
     parser.add_argument("what", nargs="?", choices=["scheduler", "worker"], help="what to run, until Ctrl-C")
     parser.add_argument("address", nargs="?", metavar="ADDRESS", help="worker: the scheduler's")

@@ -130,7 +130,7 @@ def slurm_cluster() -> SLURMCluster:
     if lacks := [name for name in ("cores", "memory") if not dask.config.get(f"jobqueue.slurm.{name}", None)]:
         raise UsageError(
             f"Slurm's jobs are not described: jobqueue.slurm in ~/.config/dask/jobqueue.yaml lacks "
-            f"{' and '.join(lacks)} (docs/building.md, Several machines)."
+            f"{' and '.join(lacks)} (docs/machines.md)."
         )
     return SLURMCluster(scheduler_options={"dashboard_address": "127.0.0.1:0"})
 

@@ -51,12 +51,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a wheel is tried beside: versions such as 2.15.0 and 3.13, or its own torch and the running Python."""
+    """What a wheel is tried beside: versions, or its own torch and the running Python."""
 
     torch: str | None = None
     python: str | None = None
 
     def in_words(self, facts: Facts) -> str:
+        """Both, of a wheel."""
         return f"Python {self.python or running_python()}, torch {self.torch or facts.torch}"
 
 
@@ -99,6 +100,7 @@ def is_of(path: Path, distribution: str) -> bool:
 
 def installed(facts: Facts, root: Path, logs: Path, beside: Beside = Beside()) -> Path:
     """A new environment with the wheel, a torch and pytest; its Python."""
+    console.note(f"fresh environment: {beside.in_words(facts)}, the wheel")
     python, torch = root / "bin/python", beside.torch or facts.torch
     log = logs / f"verify-{facts.path.stem}.log"
     run(
@@ -170,9 +172,7 @@ def verify(
         tried = Path(shutil.copyfile(path, root / path.name))
         if sha256(tried) != facts.sha256:
             raise VerifyError(f"{path} was replaced while it was verified; run this again.")
-        facts = replace(facts, path=tried)
-        console.note(f"fresh environment: {beside.in_words(facts)}, the wheel")
-        python = installed(facts, root / "venv", build / "logs", beside)
+        python = installed(replace(facts, path=tried), root / "venv", build / "logs", beside)
         proof = root / "proof.json"
         status = _run_suite(python, suite, tried, proof, checkout, extra)
         if not proof.is_file():

@@ -25,7 +25,7 @@ from scripts.wheels import compile_cache
 from scripts.wheels.toolchain import Toolchain
 from tests.unit.conftest import toolchain
 
-# The servers, with words for their port and a folder; the settings that docs/building.md has for each.
+# The servers, with words for their port and a folder; the settings that docs/machines.md has for each.
 SERVERS = {
     "redis": ["redis-server", "--bind", "127.0.0.1", "--port", "{port}", "--save", "", "--dir", "{folder}"],
     "webdav": ["wsgidav", "--host=127.0.0.1", "--port={port}", "--root={folder}", "--auth=anonymous"],
