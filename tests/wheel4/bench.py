@@ -12,13 +12,14 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import machine
 import torch
-from flash_attn.cute import deterministic_mode, flash_attn_func, fork_info
+from flash_attn.cute import deterministic_mode, flash_attn_func, fork_info, fork_rows, fork_split
 from timing import Call, measure
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -34,6 +35,18 @@ Case = tuple[str, dict[str, Call]]
 
 def on(split_size: int, run: Callable[[], Any]) -> Call:
     return Call(run, lambda: deterministic_mode(split_size=split_size))
+
+
+@contextmanager
+def forced(path: str | None, rows: int | None, *residency: int) -> Iterator[None]:
+    """Chunks of 2048 keys, walked or spread, and a kernel of that tile, with those stages and blocks."""
+    before = fork_split.force_path(path), fork_rows.force(rows, fork_rows.Residency(*residency))
+    try:
+        with deterministic_mode(split_size=SPLIT_SIZES[0]):
+            yield
+    finally:
+        fork_split.force_path(before[0])
+        fork_rows.force(*before[1])
 
 
 def tensors(batch: int, len_q: int, len_k: int, heads_k: int, d: int) -> list[torch.Tensor]:
@@ -69,6 +82,27 @@ def backward(d: int) -> Iterator[Case]:
 
 
 def decode(d: int) -> Iterator[Case]:
+    yield from ((case, calls) for case, calls, _ in decode_calls(d))
+
+
+def tiles(d: int) -> Iterator[Case]:
+    """Decode in other tiles than calls of few rows have: rows, stages, thread blocks on a multiprocessor."""
+    usual = (192 if d == 64 else 128, 2, 1)
+    others = {64: [(64, 2, 1), (64, 4, 1), (64, 2, 2), (64, 3, 2)], 128: [(64, 1, 2), (64, 2, 1), (64, 3, 1)]}
+    for case, calls, run in decode_calls(d):
+        yield (
+            case,
+            {
+                "cuDNN": calls["cuDNN"],
+                "on 2048": calls["on 2048"],
+                **{f"spread {o}": Call(run, partial(forced, "spread", *o)) for o in [usual, *others[d]]},
+                "walked (64, 1, 2)": Call(run, partial(forced, "walked", 64, 1, 2)),
+                "walked (64, 2, 1)": Call(run, partial(forced, "walked", 64, 2, 1)),
+            },
+        )
+
+
+def decode_calls(d: int) -> Iterator[tuple[str, dict[str, Call], Callable[[], Any]]]:
     for batch, length in DECODE:
         q, k, v = tensors(batch, 1, length, CACHE_HEADS, d)
         run = partial(flash_attn_func, q, k, v)
@@ -78,10 +112,10 @@ def decode(d: int) -> Iterator[Case]:
             lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
         )
         calls = {"off": Call(run), **{f"on {size}": on(size, run) for size in SPLIT_SIZES}, "cuDNN": peer}
-        yield f"{batch}x{length}", calls
+        yield f"{batch}x{length}", calls, run
 
 
-GROUPS = {"prefill": prefill, "backward": backward, "decode": decode}
+GROUPS = {"prefill": prefill, "backward": backward, "decode": decode, "tiles": tiles}
 
 
 def main() -> None:
@@ -90,7 +124,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write every figure here, after each case")
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--group", choices=GROUPS, nargs="+", default=list(GROUPS))
+    parser.add_argument("--group", choices=GROUPS, nargs="+", default=["prefill", "backward", "decode"])
     parser.add_argument("--seconds", type=float, default=0.3, help="for each variant of a case")
     arguments = parser.parse_args()
     torch.manual_seed(0)

@@ -12,12 +12,14 @@ import pytest
 import torch
 from bits import Rows, assert_same_bits, bits, same_bits
 from calls import dense, dense_gradients, varlen
-from cases import CONFIGS, FORWARD, LENGTH, PAGES, neighbour, own, row
+from cases import CONFIGS, FORWARD, LENGTH, PAGES, configs_of, last, neighbour, own, row
 from flash_attn.cute import (
     deterministic_mode,
     flash_attn_func,
     flash_attn_varlen_func,
+    fork_rows,
     fork_split,
+    interface,
     set_deterministic_mode,
 )
 from problems import Config, Sequence, draw, reference
@@ -37,6 +39,16 @@ def path(name: str | None) -> Iterator[None]:
         yield
     finally:
         fork_split.force_path(before)
+
+
+@contextmanager
+def tiles(rows: int | None, residency: fork_rows.Residency | None = None) -> Iterator[None]:
+    """Give each call tiles of so many rows, whatever rows it has, and kernels that lie so on a multiprocessor."""
+    before = fork_rows.force(rows, residency)
+    try:
+        yield
+    finally:
+        fork_rows.force(*before)
 
 
 def by(name: str | None, config: Config, split_size: int = SPLIT, length: int = LENGTH) -> Rows:
@@ -62,6 +74,46 @@ def test_rows_are_those_of_the_sequence_alone(config: Config, layout: str) -> No
 @chunked
 def test_walked_and_spread_chunks_give_the_same_bits(config: Config, length: int) -> None:
     assert_same(by("walked", config, length=length), by("spread", config, length=length), f"{length} keys")
+
+
+@pytest.mark.parametrize("name", ["walked", "spread"])
+@pytest.mark.parametrize("config", [c for c in CHUNKED if c in configs_of(c.head_dim)[:3]], ids=str)
+def test_tiles_of_one_warpgroup_give_the_same_bits(config: Config, name: str) -> None:
+    """Of all rows, which tiles of that size have only where the calls are of few rows."""
+    usual = by(name, config)
+    with tiles(fork_rows.ROWS):
+        assert_same(by(name, config), usual, name)
+
+
+RESIDENCIES = [fork_rows.Residency(*stages_and_blocks) for stages_and_blocks in ((1, 1), (1, 2), (2, 1))]
+
+
+@pytest.mark.parametrize("name", ["walked", "spread"])
+@pytest.mark.parametrize("d", fork_split.HEAD_DIMS)
+def test_a_decode_step_has_the_same_bits_in_every_tile(d: int, name: str) -> None:
+    config = Config(d, heads=8, heads_k=2)
+    mine = last(config, own(config))
+    usual = by_itself(config, mine)
+    assert_same(usual, row(by(name, config), LENGTH - 1, LENGTH), "last row")
+    with path(name), tiles(192 if d == 64 else 128):
+        assert_same(by_itself(config, mine), usual, "tiles of prefill")
+    for residency in RESIDENCIES:
+        with path(name), tiles(fork_rows.ROWS, residency):
+            assert_same(by_itself(config, mine), usual, str(residency))
+
+
+def test_calls_of_few_rows_share_a_multiprocessor() -> None:
+    found: dict[tuple[int, bool], fork_rows.Residency] = {}
+    for d in (64, 128):
+        usual = interface.FwdConfig(192 if d == 64 else 128, 128, True, True)
+        assert fork_rows.tile(usual, 65) == usual
+        cfg = fork_rows.tile(usual, 64)
+        assert cfg.m_block_size == 64
+        for spread in (False, True):
+            found[d, spread] = fork_rows.residency(cfg, fork_split.KernelChunks(16, spread), (d, d), True)
+        assert fork_rows.residency(usual, None, (d, d), True) == fork_rows.USUAL
+        assert fork_rows.residency(cfg, None, (d, d), False) == fork_rows.USUAL
+    assert found == {(64, False): (2, 2), (64, True): (3, 2), (128, False): (1, 2), (128, True): (1, 2)}
 
 
 @chunked
