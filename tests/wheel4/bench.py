@@ -28,6 +28,8 @@ FORMAT = 1
 PREFILL = ((4, 2048), (8, 4096), (16, 8192))
 DECODE = ((1, 32768), (1, 131072), (4, 16384), (8, 32768), (16, 16384), (64, 4096), (256, 2048))
 HEADS, CACHE_HEADS = 32, 8
+VALUES = {192: 128}  # the head dim of values, where it is not that of keys
+MEASURED_PEER = (64, 128)  # head dims that cuDNN is measured at
 SPLIT_SIZES = (2048, 512)
 
 Case = tuple[str, dict[str, Call]]
@@ -50,7 +52,7 @@ def forced(path: str | None, rows: int | None, *residency: int) -> Iterator[None
 
 
 def tensors(batch: int, len_q: int, len_k: int, heads_k: int, d: int) -> list[torch.Tensor]:
-    shapes = ((batch, len_q, HEADS, d), *[(batch, len_k, heads_k, d)] * 2)
+    shapes = ((batch, len_q, HEADS, d), *[(batch, len_k, heads_k, size) for size in (d, VALUES.get(d, d))])
     return [torch.randn(shape, dtype=torch.float16, device="cuda") for shape in shapes]
 
 
@@ -63,10 +65,23 @@ def prefill(d: int) -> Iterator[Case]:
             yield f"{batch}x{length} {'causal' if causal else 'full'}", calls
 
 
+def memory(d: int) -> Iterator[Case]:
+    """Prefill whose running results lie in memory, also where shared memory has room, and at 96 in smaller tiles."""
+    for batch, length in PREFILL:
+        q, k, v = tensors(batch, length, length, HEADS, d)
+        for causal in (False, True):
+            run = partial(flash_attn_func, q, k, v, causal=causal)
+            calls = {"off": Call(run), "on 2048": on(2048, run)}
+            calls["walked in memory"] = Call(run, partial(forced, "walked in memory", None, 2, 1))
+            if d == 96:
+                calls["walked, 128 rows"] = Call(run, partial(forced, "walked", 128, 2, 1))
+            yield f"{batch}x{length} {'causal' if causal else 'full'}", calls
+
+
 def backward(d: int) -> Iterator[Case]:
     for batch, length in PREFILL:
         inputs = [t.requires_grad_() for t in tensors(batch, length, length, HEADS, d)]
-        dout = torch.randn_like(inputs[0])
+        dout = torch.randn_like(flash_attn_func(*inputs)[0])
         for causal in (False, True):
             outs = {
                 name: flash_attn_func(*inputs, causal=causal, deterministic=deterministic)[0]
@@ -89,13 +104,15 @@ def tiles(d: int) -> Iterator[Case]:
     """Decode in other tiles than calls of few rows have: rows, stages, thread blocks on a multiprocessor."""
     usual = (192 if d == 64 else 128, 2, 1)
     others = {64: [(64, 2, 1), (64, 4, 1), (64, 2, 2), (64, 3, 2)], 128: [(64, 1, 2), (64, 2, 1), (64, 3, 1)]}
-    for case, calls, run in decode_calls(d):
+    for case, usually, run in decode_calls(d):
         yield (
             case,
             {
-                "cuDNN": calls["cuDNN"],
-                "on 2048": calls["on 2048"],
-                **{f"spread {o}": Call(run, partial(forced, "spread", *o)) for o in [usual, *others[d]]},
+                **{name: usually[name] for name in ("cuDNN", "on 2048") if name in usually},
+                **{
+                    f"spread {o}": Call(run, partial(forced, "spread", *o))
+                    for o in [usual, *others.get(d, [])]
+                },
                 "walked (64, 1, 2)": Call(run, partial(forced, "walked", 64, 1, 2)),
                 "walked (64, 2, 1)": Call(run, partial(forced, "walked", 64, 2, 1)),
             },
@@ -111,11 +128,12 @@ def decode_calls(d: int) -> Iterator[tuple[str, dict[str, Call], Callable[[], An
             partial(scaled_dot_product_attention, *turned, enable_gqa=True),
             lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
         )
-        calls = {"off": Call(run), **{f"on {size}": on(size, run) for size in SPLIT_SIZES}, "cuDNN": peer}
+        calls = {"off": Call(run), **{f"on {size}": on(size, run) for size in SPLIT_SIZES}}
+        calls |= {"cuDNN": peer} if d in MEASURED_PEER else {}
         yield f"{batch}x{length}", calls, run
 
 
-GROUPS = {"prefill": prefill, "backward": backward, "decode": decode, "tiles": tiles}
+GROUPS = {"prefill": prefill, "backward": backward, "decode": decode, "tiles": tiles, "memory": memory}
 
 
 def main() -> None:
