@@ -16,14 +16,18 @@ DIMS = (64, 96, 128, 192, 256)
 FULL_DIMS = (64, 128, 256)  # those of most models, with every feature; a compile of a kernel takes seconds
 
 
-def configs_of(head_dim: int) -> list[Config]:
-    """What changes the kernel of a head dim, and what changes its loops."""
-    d = head_dim
-    some = [
-        Config(d),
-        Config(d, causal=True, heads=8, heads_k=2),
-        Config(d, window=(300, 50)),
+def few_configs_of(d: int, d_v: int = 0) -> list[Config]:
+    """What changes the loops of a head dim's kernel. Upstream's gradients of grouped heads ask for one head dim."""
+    return [
+        Config(d, head_dim_v=d_v),
+        Config(d, causal=True, heads=4 if d_v else 8, heads_k=4 if d_v else 2, head_dim_v=d_v),
+        Config(d, window=(300, 50), head_dim_v=d_v),
     ]
+
+
+def configs_of(d: int) -> list[Config]:
+    """What changes the kernel of a head dim, and what changes its loops."""
+    some = few_configs_of(d)
     rest = [
         Config(d, causal=True, dtype="fp16"),
         Config(d, window=(300, 0)),
@@ -33,7 +37,7 @@ def configs_of(head_dim: int) -> list[Config]:
     return some + rest if d in FULL_DIMS else some
 
 
-CONFIGS = [config for d in DIMS for config in configs_of(d)]
+CONFIGS = [config for d in DIMS for config in configs_of(d)] + few_configs_of(192, 128)
 LENGTH = 1100  # of a sequence of the contract's: neither a multiple of a tile's rows nor of its keys
 EDGES = (1, 63, 64, 65, 79, 80, 81, 127, 128, 129, 143, 144, 145, 191, 192, 193, 1024)
 PAGES = (64, 128)

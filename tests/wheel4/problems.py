@@ -17,7 +17,7 @@ DEVICE = "cuda"  # also where its tensors have no values
 
 @dataclass(frozen=True)
 class Config:
-    """Everything about a call but its sequences. A window has -1 where it is open."""
+    """Everything about a call but its sequences. A window has -1 where it is open; values have 0: queries' head dim."""
 
     head_dim: int = 128
     dtype: str = "bf16"
@@ -27,9 +27,10 @@ class Config:
     window: tuple[int, int] = (-1, -1)
     softcap: float = 0.0
     sink: bool = False
+    head_dim_v: int = 0
 
     def __str__(self) -> str:
-        parts = [f"d{self.head_dim}", self.dtype]
+        parts = [f"d{self.head_dim}" + f"v{self.head_dim_v}" * (self.head_dim_v > 0), self.dtype]
         parts += [f"h{self.heads}k{self.heads_k}"] * (self.heads != self.heads_k)
         parts += ["causal"] * self.causal
         parts += [f"window{self.window[0]}.{self.window[1]}"] * (self.window != (-1, -1))
@@ -37,8 +38,13 @@ class Config:
         return "-".join(parts)
 
     @property
+    def head_dims(self) -> tuple[int, int]:
+        """Of queries and keys, and of values."""
+        return self.head_dim, self.head_dim_v or self.head_dim
+
+    @property
     def feature(self) -> str:
-        """All but the head dim."""
+        """All but the head dims."""
         return str(self).partition("-")[2]
 
     def sinks(self) -> Tensor | None:
@@ -56,7 +62,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence: ``q`` (Lq, H, D), ``k`` and ``v`` (Lk, H_k, D), and the gradient of its output."""
+    """One sequence: ``q`` (Lq, H, D), ``k`` (Lk, H_k, D), ``v`` (Lk, H_k, D_v), and the gradient of its output."""
 
     q: Tensor
     k: Tensor
@@ -83,12 +89,13 @@ def _drawn(config: Config, len_q: int, len_k: int) -> Sequence:
 def _draw(config: Config, len_q: int, len_k: int, *name: object) -> Sequence:
     generator = torch.Generator("cpu").manual_seed(seed_of(config, len_q, len_k, *name))
 
-    def normal(length: int, heads: int) -> Tensor:
-        values = torch.randn((length, heads, config.head_dim), generator=generator)
+    def normal(length: int, heads: int, head_dim: int) -> Tensor:
+        values = torch.randn((length, heads, head_dim), generator=generator)
         return values.to(DTYPES[config.dtype]).to(DEVICE)
 
-    q, dout = normal(len_q, config.heads), normal(len_q, config.heads)
-    return Sequence(q, normal(len_k, config.heads_k), normal(len_k, config.heads_k), dout)
+    d, d_v = config.head_dims
+    q, dout = normal(len_q, config.heads, d), normal(len_q, config.heads, d_v)
+    return Sequence(q, normal(len_k, config.heads_k, d), normal(len_k, config.heads_k, d_v), dout)
 
 
 def hidden(config: Config, len_q: int, len_k: int) -> Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import machine
@@ -12,7 +10,7 @@ import pytest
 import torch
 from bits import Rows, assert_same_bits, bits, same_bits
 from calls import dense, dense_gradients, varlen
-from cases import CONFIGS, FORWARD, LENGTH, PAGES, neighbour, own, row
+from cases import FORWARD, LENGTH, PAGES, neighbour, own, row
 from flash_attn.cute import (
     deterministic_mode,
     flash_attn_func,
@@ -20,34 +18,12 @@ from flash_attn.cute import (
     fork_split,
     set_deterministic_mode,
 )
-from problems import Config, Sequence, draw, reference
+from problems import Config, draw, reference
+from ways import CHUNKED, MOST, OWN_TILES, SPLIT, assert_same, both_paths, by, by_itself, path, peak
 
 pytestmark = pytest.mark.gpu
 
-SPLIT = 256  # of LENGTH keys five chunks, the last of which ends within a block
-CHUNKED = [config for config in CONFIGS if config.head_dim in fork_split.HEAD_DIMS]
 chunked = pytest.mark.parametrize("config", CHUNKED, ids=str)
-
-
-@contextmanager
-def path(name: str | None) -> Iterator[None]:
-    """Walk the chunks of each call in one thread block, or spread them, whatever its shape."""
-    before = fork_split.force_path(name)
-    try:
-        yield
-    finally:
-        fork_split.force_path(before)
-
-
-def by(name: str | None, config: Config, split_size: int = SPLIT, length: int = LENGTH) -> Rows:
-    """A sequence alone, its chunks taken one way."""
-    with path(name), deterministic_mode(split_size=split_size):
-        return dense(config, [own(config, length)])
-
-
-def assert_same(one: Rows, other: Rows, what: str) -> None:
-    assert_same_bits(one.lse, other.lse, f"{what}, lse (head, row)")
-    assert_same_bits(one.out, other.out, f"{what}, out (row, head, dim)")
 
 
 @pytest.mark.parametrize("layout", FORWARD)
@@ -79,7 +55,7 @@ def test_packed_chunks_give_the_same_bits(config: Config) -> None:
 
 
 @pytest.mark.parametrize("name", ["walked", "spread"])
-@chunked
+@pytest.mark.parametrize("config", [c for c in CHUNKED if c not in OWN_TILES], ids=str)
 def test_one_chunk_has_the_bits_of_the_mode_off(config: Config, name: str) -> None:
     off = dense(config, [own(config)])
     assert_same(by(name, config, split_size=2048), off, "one chunk")
@@ -127,24 +103,10 @@ def test_gradients_have_the_mode_of_the_forward_call() -> None:
     assert [out.grad_fn.deterministic for out in (on, off)] == [True, False]
 
 
-@pytest.mark.parametrize("config", [Config(96, causal=True), Config(192), Config(256)], ids=str)
-def test_other_head_dims_keep_one_split(config: Config) -> None:
-    """And so the bits of the mode off; but for head dim 96, full, whose tiles are those of pages then."""
-    assert_same(by(None, config), dense(config, [own(config)]), str(config))
-
-
-def test_pages_have_the_bits_of_no_pages_at_every_head_dim() -> None:
-    """Head dim 96, full: the one at which upstream's tiles are none that pages can fill."""
-    config = Config(96)
-    with deterministic_mode(split_size=SPLIT):
-        for page in PAGES:
-            for alone, other in FORWARD[f"in pages of {page}"](config):
-                assert_same(alone, other, f"in pages of {page}")
-
-
-def test_a_split_size_that_no_block_fits_is_an_error() -> None:
-    with deterministic_mode(split_size=192), pytest.raises(ValueError, match="not a multiple of 128"):
-        dense(Config(128), [own(Config(128))])
+@pytest.mark.parametrize(("d", "keys"), [(128, 128), (256, 64)])
+def test_a_split_size_that_no_block_fits_is_an_error(d: int, keys: int) -> None:
+    with deterministic_mode(split_size=96), pytest.raises(ValueError, match=f"not a multiple of {keys}"):
+        dense(Config(d), [own(Config(d))])
 
 
 def test_num_splits_is_warned_about_once() -> None:
@@ -156,15 +118,6 @@ def test_num_splits_is_warned_about_once() -> None:
         results = [flash_attn_func(q, k, v, num_splits=n)[0] for n in (4, 4, 1)]
     assert len([w for w in caught if "num_splits" in str(w.message)]) == 1
     assert all(torch.equal(results[0], other) for other in results)
-
-
-def both_paths(call: Callable[[], Rows]) -> tuple[Rows, Rows]:
-    """The rows of a call with its chunks walked, and spread."""
-    results = []
-    for name in ("walked", "spread"):
-        with path(name), deterministic_mode(split_size=SPLIT):
-            results.append(call())
-    return results[0], results[1]
 
 
 def positive_zeros(rows: Rows) -> bool:
@@ -183,7 +136,7 @@ def test_rows_that_see_no_key_have_the_same_zeros(config: Config) -> None:
 
 
 @pytest.mark.parametrize("window", [(300, -1), (-1, 50)], ids=str)
-@pytest.mark.parametrize("d", fork_split.HEAD_DIMS)
+@pytest.mark.parametrize("d", MOST)
 def test_windows_that_are_open_on_one_side(d: int, window: tuple[int, int]) -> None:
     config = Config(d, window=window)
     mine = own(config)
@@ -191,7 +144,7 @@ def test_windows_that_are_open_on_one_side(d: int, window: tuple[int, int]) -> N
 
 
 @pytest.mark.parametrize("heads", [(6, 2), (5, 1)], ids=str)
-@pytest.mark.parametrize("d", fork_split.HEAD_DIMS)
+@pytest.mark.parametrize("d", MOST)
 def test_groups_that_divide_no_tile(d: int, heads: tuple[int, int]) -> None:
     config = Config(d, causal=True, heads=heads[0], heads_k=heads[1])
     mine = own(config)
@@ -240,11 +193,6 @@ def test_a_cache_in_pages_is_as_long_as_it_is(page: int, used: bool) -> None:
     assert_same(walked, by_itself(config, mine), "pages")
 
 
-def by_itself(config: Config, sequence: Sequence) -> Rows:
-    with deterministic_mode(split_size=SPLIT):
-        return dense(config, [sequence])
-
-
 @pytest.mark.parametrize("length", [9, 10])
 def test_a_decode_row_does_not_see_its_neighbours(length: int) -> None:
     """The reported kind: one decode row on a long cache beside a prefill that grows by a token."""
@@ -256,23 +204,12 @@ def test_a_decode_row_does_not_see_its_neighbours(length: int) -> None:
         assert_same(whole, varlen(config, calls), f"beside {length}")
 
 
-def _peak(call: Callable[[], Any]) -> int:
-    call()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    kept = call()
-    torch.cuda.synchronize()
-    del kept
-    return torch.cuda.max_memory_allocated() - before
-
-
 def test_prefill_takes_no_memory_beyond_upstreams() -> None:
     config = Config(128, heads=16, heads_k=16, causal=True)
     batch = [own(config, 2048)] * 2
-    off = _peak(lambda: dense(config, batch))
+    off = peak(lambda: dense(config, batch))
     with deterministic_mode(split_size=SPLIT):
-        assert _peak(lambda: dense(config, batch)) == off
+        assert peak(lambda: dense(config, batch)) == off
 
 
 def test_spread_chunks_take_bounded_memory() -> None:
@@ -280,9 +217,9 @@ def test_spread_chunks_take_bounded_memory() -> None:
     config = Config(128, heads=32, heads_k=8)
     mine = draw(config, 300, 60000)
     with path("spread"), deterministic_mode(split_size=128):
-        unbounded = _peak(lambda: dense(config, [mine]))
+        unbounded = peak(lambda: dense(config, [mine]))
     with deterministic_mode(split_size=128):
-        bounded = _peak(lambda: dense(config, [mine]))
+        bounded = peak(lambda: dense(config, [mine]))
     if not machine.GPU:
         return  # calls take no memory there
     queries, keys = mine.q.nbytes, mine.k.nbytes
