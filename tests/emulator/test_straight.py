@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import flash_attn_2_cuda
 import pytest
+import straight
 import torch
-from conftest import DIM, HALF
+from conftest import DIM, HALF, built
 from flash_attn import (
+    deterministic_mode,
     flash_attn_func,
     flash_attn_interface,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    fork_straight,
+    get_deterministic_mode,
+    set_deterministic_mode,
 )
 from harness import assert_same_bits, cu_seqlens
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 
 @pytest.fixture
@@ -92,31 +100,117 @@ def test_tensors_that_kernels_cannot_load_take_the_long_way_to_the_same_bits(lon
         flash_attn_with_kvcache(q, off_by_one(k), k)
 
 
-@pytest.mark.parametrize(
-    "options", [{"causal": True}, {"window_size": (3, 1)}, {"deterministic": True}], ids=str
-)
+@pytest.mark.parametrize("enabled", [False, True], ids=["off", "on"])
+@pytest.mark.parametrize("named", straight.OPTIONS)
 def test_its_results_and_gradients_are_those_of_the_long_way(
-    long_way: list[str], options: dict[str, Any]
+    long_way: list[str], named: str, enabled: bool
 ) -> None:
-    def results(packed: bool, **more: Any) -> list[torch.Tensor]:
-        q, k, v = (drawn(2, 9, heads, DIM, seed=seed, gradient=True) for seed, heads in enumerate((4, 2, 2)))
-        if packed:
-            lengths = (cu_seqlens([9, 9]),) * 2
-            flat = [t.flatten(0, 1) for t in (q, k, v)]
-            out = flash_attn_varlen_func(*flat, *lengths, 9, 9, **options, **more)
-        else:
-            out = flash_attn_func(q, k, v, **options, **more)
-        out = out[0] if more else out
-        out.backward(drawn(*out.shape, seed=9))
-        return [out, q.grad, k.grad, v.grad]
+    config = built(heads=4, heads_k=2)
+    with torch.enable_grad(), deterministic_mode(enabled):
+        for packed in (False, True):
+            for gradients in (False, True):
+                straight.results(config, named, packed, gradients, long_way=False)
+                assert long_way == [] or gradients
+                straight.assert_ways_agree(config, named, packed, gradients)
+                long_way.clear()
+        straight.assert_caches_agree(config, named)
 
-    for packed in (False, True):
-        straight = results(packed)
-        assert long_way == []
-        for mine, other in zip(straight, results(packed, return_attn_probs=True), strict=True):
-            assert_same_bits(mine, other, f"{packed=}")
-        assert long_way == ["varlen" if packed else "dense"]
-        long_way.clear()
+
+def leaves() -> list[torch.Tensor]:
+    return [drawn(2, 5, 4, DIM, seed=seed, gradient=True) for seed in range(3)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_may_come_last_in_a_checkpoint(packed: bool) -> None:
+    """Which ends a recomputation by an exception from a hook of the last tensor that is saved."""
+    lengths = cu_seqlens([5, 5])
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        if packed:
+            return flash_attn_varlen_func(*(t.flatten(0, 1) for t in tensors), lengths, lengths, 5, 5)
+        return flash_attn_func(*tensors)
+
+    def gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(out.float().sum(), inputs)
+
+    with torch.enable_grad():
+        inputs = leaves()
+        expected = gradients(attend(*inputs), inputs)
+        kept = gradients(checkpoint(attend, *inputs, use_reentrant=False), inputs)
+    for mine, other in zip(kept, expected, strict=True):
+        assert_same_bits(mine, other, "checkpointed")
+
+
+def test_a_checkpoint_may_meet_a_mode_in_one_pass_alone() -> None:
+    """As a counter of operations does; both ways save the same tensors."""
+    with torch.enable_grad():
+        inputs = leaves()
+        with Seen():
+            out = checkpoint(lambda *t: flash_attn_func(*t).sin(), *inputs, use_reentrant=False)
+        assert all(g is not None for g in torch.autograd.grad(out.float().sum(), inputs))
+
+
+def test_the_error_of_a_hook_on_saved_tensors_is_raised() -> None:
+    calls: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        raise LookupError("of the hook")
+
+    with (
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        pytest.raises(LookupError, match="of the hook"),
+    ):
+        flash_attn_func(*leaves())
+    assert len(calls) == 1
+
+
+def test_a_traced_program_holds_the_attention(long_way: list[str]) -> None:
+    q = drawn(2, 5, 4, DIM)
+    traced = torch.jit.trace(lambda t: flash_attn_func(t, t, t, softmax_scale=0.25), (q,), check_trace=False)
+    assert "empty_like" not in str(traced.graph)
+    assert long_way == ["dense"]
+
+
+def test_forward_derivatives_are_refused_and_not_lost() -> None:
+    q = drawn(2, 5, 4, DIM)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        flash_attn_func(forward_ad.make_dual(q, torch.ones_like(q)), q, q)
+
+
+def test_a_view_of_other_signs_takes_the_long_way(long_way: list[str]) -> None:
+    q = drawn(2, 5, 4, DIM)
+    expected = flash_attn_func(-q, q, q)
+    assert torch.equal(flash_attn_func(torch._neg_view(q), q, q), expected)
+    assert long_way == ["dense"]
+
+
+def test_a_warning_that_is_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attn_2_cuda, "_warned", set())
+    q = drawn(2, 5, 4, DIM)
+    with deterministic_mode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(Exception, match="num_splits"):
+            flash_attn_with_kvcache(q, q, q, num_splits=3)
+
+
+def test_gradients_take_the_mode_that_their_forward_call_ran_under(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may change the process-wide mode meanwhile."""
+    before = get_deterministic_mode()
+    launch = fork_straight._fwd
+
+    def changed_meanwhile(*arguments: Any) -> Any:
+        done = launch(*arguments)
+        set_deterministic_mode(True)
+        return done
+
+    monkeypatch.setattr(fork_straight, "_fwd", changed_meanwhile)
+    try:
+        with torch.enable_grad():
+            assert flash_attn_func(*leaves()).grad_fn.fork_mode[0] is False
+    finally:
+        set_deterministic_mode(*before)
 
 
 def test_what_goes_wrong_on_it_is_said_as_on_the_long_way(long_way: list[str]) -> None:
