@@ -40,12 +40,14 @@ def writing(path: Path) -> Iterator[None]:
 def write(path: Path, text: str) -> None:
     """Replace a file's content: written aside, then renamed; nothing stays behind when that fails.
 
-    What is there and is no file, such as /dev/stdout or a pipe, is written to as it is.
+    A pipe or a device is written to as it is. So is everything under /dev and /proc: /dev/stdout names the
+    file that a shell opened for this process, and another file in its place would reach nobody.
 
     Raises:
         OSError: it names ``path``, not the file beside it.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    is_special = path.exists() and not path.is_file() and not path.is_dir()
+    if is_special or path.absolute().parts[1] in ("dev", "proc"):
         path.write_text(text, encoding="utf-8")
         return
     part = path.with_name(path.name + ".part")

@@ -35,10 +35,14 @@ def add(commands: Any) -> None:
         help="pass an argument to pytest; no proof is kept then",
     )
     parser.add_argument(
-        "--torch", metavar="VERSION", help="the torch to install beside each wheel (default: its target's)"
+        "--torch",
+        metavar="VERSION",
+        help="the torch to install beside each wheel; no proof is kept then (default: its target's)",
     )
     parser.add_argument(
-        "--python", metavar="VERSION", help="the Python to install it for, such as 3.13 (default: this one)"
+        "--python",
+        metavar="VERSION",
+        help="the Python to install it for, such as 3.13; no proof is kept then (default: this one)",
     )
     parser.add_argument(
         "--write-upstream-tests",
@@ -60,16 +64,9 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     loaded = arguments.chosen(options)
     if options.write_upstream_tests is not None:
-        if loaded.table.kind == "python":
-            raise UsageError(f"{loaded.name}: the suite of its wheels runs none of upstream's own tests.")
-        verify.write_upstream_tests(
-            upstream.pinned(loaded.upstream, upstream.Source.AUTO),
-            options.write_upstream_tests,
-        )
-        console.done(f"{options.write_upstream_tests} written.")
+        _write_upstream_tests(loaded, options.write_upstream_tests)
         return
-    if options.pytest and (options.sign or options.attest):
-        raise UsageError("--sign and --attest are for proofs, and --pytest keeps none; leave it out.")
+    _check_attested(options)
     wheels = _wheels(options, loaded)
     beside = verify.Beside(options.torch, options.python)
     if options.scheduler:
@@ -94,6 +91,22 @@ def _run(options: argparse.Namespace) -> None:
             waiting = _worse(waiting, e)
     if waiting is not None:
         raise SystemExit(waiting.exit_code)
+
+
+def _write_upstream_tests(loaded: Matrix, path: Path) -> None:
+    if loaded.table.kind == "python":
+        raise UsageError(f"{loaded.name}: the suite of its wheels runs none of upstream's own tests.")
+    verify.write_upstream_tests(upstream.pinned(loaded.upstream, upstream.Source.AUTO), path)
+    console.done(f"{path} written.")
+
+
+def _check_attested(options: argparse.Namespace) -> None:
+    """No statement can be made of a proof that is not kept."""
+    without = [f"--{name}" for name in ("pytest", "torch", "python") if getattr(options, name)]
+    if without and (options.sign or options.attest):
+        raise UsageError(
+            f"--sign and --attest are for proofs; with {' and '.join(without)} none is kept. Leave one out."
+        )
 
 
 def _wheels(options: argparse.Namespace, loaded: Matrix) -> list[Path]:

@@ -116,8 +116,8 @@ def link_options(toolchain: Toolchain, *, stock: bool) -> list[str]:
 
     The extension is stripped. It needs the CUDA runtime by the name that torch loads, so that a process has
     one. Ours shows the functions that are called through apache-tvm-ffi alone, and needs nothing else
-    (``-z defs``); stock's needs torch. Kernel files call some functions of CUDA's by way of the core, which
-    defines ``__wrap_`` and their names (core/launch.cpp).
+    (``-z defs``); stock's needs torch. Kernel files call cudaFuncSetAttribute through the core's
+    ``__wrap_cudaFuncSetAttribute`` (core/launch.cpp).
     """
     runtime = f"-l:libcudart.so.{toolchain.toolkit.release.partition('.')[0]}"
     if stock:

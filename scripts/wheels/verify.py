@@ -153,7 +153,8 @@ def verify(
         suite: ``tests/wheel``.
         build: for environments and logs.
         extra: more arguments for pytest; with any, no proof is kept, for it is not of the whole suite.
-        beside: the torch and the Python to try it beside.
+        beside: the torch and the Python to try it beside; with either, no proof is kept, for a wheel's proof
+            is of its own.
 
     Returns:
         The proof.
@@ -181,10 +182,11 @@ def verify(
                 "its output is above."
             )
         result = read_proof(proof)
-        if not extra:
+        is_kept = not extra and beside == Beside()
+        if is_kept:
             keep_proof(path, proof, result)
     _report(result)
-    kept = f" The proof is {companions.proof(path)}." if not extra else ""
+    kept = f" The proof is {companions.proof(path)}." if is_kept else " No proof was kept."
     _judge(path, status, result, kept, chosen=bool(extra))
     return result
 

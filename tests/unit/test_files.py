@@ -111,3 +111,16 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
         os.close(reader)
     assert pipe.is_fifo()
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_the_file_that_a_shell_redirects_to_is_written_to_by_its_name_in_dev(tmp_path: Path) -> None:
+    """The name is a link to it: to rename over it would replace the link, and the shell's file stay empty."""
+    opened = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    link = Path(f"/dev/fd/{opened}")
+    try:
+        files.write(link, "said\n")
+        assert link.is_symlink()
+    finally:
+        os.close(opened)
+    assert (tmp_path / "out").read_text() == "said\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -176,6 +176,28 @@ def test_cases_that_somebody_chose_verify_no_wheel_and_leave_no_proof(
     assert wheel.with_suffix(".proof.statement.json").exists() == (not extra)
 
 
+@pytest.mark.parametrize("beside", [verify.Beside(torch="2.12.1"), verify.Beside(python="3.13")])
+def test_what_a_wheel_does_beside_other_versions_is_not_its_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], beside: verify.Beside
+) -> None:
+    """The proof that is there, of its own torch, stays as it is."""
+    wheel, suite, checkout = passing(tmp_path, monkeypatch)
+    verify.verify(wheel, checkout, suite, tmp_path / "build", [])
+    kept = wheel.with_suffix(".proof.json")
+    before = kept.stat()
+    verify.verify(wheel, checkout, suite, tmp_path / "build", [], beside)
+    assert "No proof was kept" in capsys.readouterr().out
+    assert kept.stat().st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize("versions", ["--torch=2.12.1", "--python=3.13"])
+@pytest.mark.parametrize("proof", ["--sign", "--attest"])
+def test_a_proof_that_is_not_kept_is_not_attested(command: Command, versions: str, proof: str) -> None:
+    done = command("verify", versions, proof)
+    assert done.status == UsageError.exit_code
+    assert "none is kept" in done.err
+
+
 def test_a_damaged_proof_is_refused_by_file_and_key(tmp_path: Path) -> None:
     path = tmp_path / "proof.json"
     path.write_text('{"format": 1, "verified": "yes"}')
