@@ -24,7 +24,16 @@ from scripts.base.errors import CompileError, ToolchainError, VerifyError
 from scripts.base.process import run
 from scripts.series import clone
 from scripts.source import upstream
-from scripts.wheels import compiling, kernels, linking, toolchain, torch_environment, tvm_ffi, verify
+from scripts.wheels import (
+    binaries,
+    compiling,
+    kernels,
+    linking,
+    toolchain,
+    torch_environment,
+    tvm_ffi,
+    verify,
+)
 
 if TYPE_CHECKING:
     from scripts.series.tree import Tree
@@ -146,7 +155,7 @@ def package(
             applied.check_unchanged()
             libraries = [f"-L{env.site}/torch/lib", "-ltorch_cpu", "-lc10", *linking.ffi_options(tools)]
             # Bound within: torch may bring the real CUDA runtime along.
-            output = unfinished / FLAVOUR.extension / linking.LIBRARY
+            output = unfinished / FLAVOUR.extension / binaries.EXTENSION
             run(
                 [tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries],
                 error=CompileError,

@@ -14,7 +14,7 @@ import pytest
 from scripts.base import layout
 from scripts.base.errors import ToolchainError, WheelError
 from scripts.source import matrix
-from scripts.wheels import companions, containers, engine, linking
+from scripts.wheels import binaries, companions, containers, engine
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -158,7 +158,7 @@ def test_a_wheel_may_need_only_what_its_users_have(
     if name == "no.whl":
         path.write_text("no zip")
     if problem is None:
-        assert linking.audit(path) == ("libc.so.6",)
+        assert binaries.audit(path) == ("libc.so.6",)
     else:
         with pytest.raises(WheelError, match=problem):
-            linking.audit(path)
+            binaries.audit(path)
