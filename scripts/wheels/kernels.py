@@ -45,6 +45,8 @@ _CXX20_FROM = Version("2.14")  # the torch whose headers ask for it; upstream bu
 _NAMED = "-Xcudafe=--orig_src_path_name -Xcudafe=$source"
 _SEEDED = " --frandom-seed=$source"
 CORE = "csrc/flash_attn/core"  # what is compiled once for each choice of kernels
+API = "csrc/flash_attn/api"  # and so is the C++ API around it
+BINDING = f"{CORE}/binding.cpp"  # which Python calls the core through
 _INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", CORE, "csrc/cutlass/include")
 
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture.
@@ -205,7 +207,8 @@ def kernel_units(plan: Plan) -> list[Unit]:
 def binding_units(plan: Plan) -> list[Unit]:
     """What is compiled beside kernel files: it alone depends on the choice of them.
 
-    Ours is the core, with a binding that needs neither torch nor Python; stock's is upstream's binding.
+    Ours is the core, with a binding that needs neither torch nor Python, and the C++ API; stock's is
+    upstream's binding.
     """
     return [_stock_binding(plan)] if plan.flavour.torch_in_kernels else _core_units(plan)
 
@@ -217,18 +220,19 @@ def _core_units(plan: Plan) -> list[Unit]:
         *(tools.toolkit.version, tools.cxx_version, tvm_ffi.VERSION, CORE_FLAGS, nvcc_flags(plan)),
         *(_named(tools), plan.flavour.defines, masks(plan.kernels)),
     )
-    folder = plan.build / "core" / key
-    sources = sorted(path for path in (plan.tree.root / CORE).iterdir() if path.suffix in (".cpp", ".cu"))
+    found = [path for folder in (CORE, API) for path in sorted((plan.tree.root / folder).glob("*"))]
     return [
         Unit(
-            f"{CORE}/{path.name}",
-            folder / f"{path.stem}.o",
+            path.relative_to(plan.tree.root).as_posix(),
+            # In a folder of its own each: both have a small_kernels.cu.
+            plan.build / path.parent.name / key / f"{path.stem}.o",
             "nvcc" if path.suffix == ".cu" else "core",
             8,
             1.0e9,
             key,
         )
-        for path in sources
+        for path in found
+        if path.suffix in (".cpp", ".cu")
     ]
 
 
