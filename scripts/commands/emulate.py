@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scripts.base import layout
+from scripts.base.errors import UsageError
 from scripts.commands import arguments
 from scripts.lab import emulator
 from scripts.source import matrix, matrix_tables
@@ -18,7 +19,13 @@ def add(commands: Any) -> None:
     parser = arguments.sub_parser(
         commands,
         "emulate",
-        "Runs the kernels' PTX on the CPU, behind the real binding, against tests/emulator.",
+        "Runs the kernels' PTX on the CPU, behind the real binding, against tests/emulator; "
+        "or behind the C++ API, against tests/cpp.",
+    )
+    parser.add_argument(
+        "--cpp",
+        action="store_true",
+        help="the C++ API and its test program (GTEST_FILTER chooses tests); needs no torch",
     )
     parser.add_argument(
         "--kernels",
@@ -52,4 +59,7 @@ def _run(options: argparse.Namespace) -> None:
     asked = emulator.Emulation(
         options.kernels, options.arch, options.python, options.source, options.jobs, tuple(options.pytest)
     )
-    emulator.emulate(matrix.load(layout.MATRIX), asked)
+    if options.cpp and (options.pytest or options.python):
+        raise UsageError("--cpp runs neither Python nor pytest; leave out --python and --pytest.")
+    run = emulator.emulate_cpp if options.cpp else emulator.emulate
+    run(matrix.load(layout.MATRIX), asked)

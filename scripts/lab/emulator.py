@@ -2,6 +2,8 @@
 
 nvcc's PTX of them is interpreted (``tests/emulator``).
 
+The same kernels run behind the C++ API, for its own test program (``tests/cpp``).
+
 It shows wrong results, bits that depend on what they must not, reads and writes outside allocations,
 misaligned addresses and races in shared memory. It proves nothing of a wheel: ptxas, machine code, timing and
 the GPU's own rounding are not in it.
@@ -27,6 +29,7 @@ from scripts.source import upstream
 from scripts.wheels import (
     binaries,
     compiling,
+    cpp_tests,
     kernels,
     linking,
     toolchain,
@@ -47,7 +50,8 @@ FLAVOUR = replace(
     defines=("-DFORK_EMULATED",),
     code=("-gencode=arch=compute_80,code=compute_80", "--compress-mode=none"),
 )
-_SOURCES = ("allocator", "decode", "machine", "runtime")
+_SOURCES = ("decode", "machine", "runtime")
+_FOR_TORCH = "allocator"
 _PACKAGES = (
     *("pytest>=8.4", "pytest-xdist>=3.6", "hypothesis>=6.130", "einops"),
     f"apache-tvm-ffi=={tvm_ffi.VERSION}",
@@ -78,20 +82,23 @@ class Emulation:
     pytest: tuple[str, ...] = ()  # more arguments for it
 
 
-def interpreter(tools: toolchain.Toolchain, folder: Path) -> list[Path]:
-    """The interpreter, compiled; in a folder that follows from its sources."""
-    env = tools.environment
-    sources = [SUITE / f"{name}.cpp" for name in _SOURCES]
+def interpreter(tools: toolchain.Toolchain, folder: Path, *, torch: bool = True) -> list[Path]:
+    """The interpreter, compiled; in a folder that follows from its sources.
+
+    Args:
+        tools: its C++ compiler, and CUDA's headers.
+        folder: of all such folders.
+        torch: with torch's tensors in the memory that kernels may touch.
+    """
+    sources = [SUITE / f"{name}.cpp" for name in (*_SOURCES, *([_FOR_TORCH] if torch else []))]
+    of = tools.environment.torch if torch else None
     parts = [path.read_bytes() for path in (*sources, *sorted(SUITE.glob("*.h")))] + [
-        repr((env.torch, tools.cxx_version, _CXX)).encode()
+        repr((of, tools.cxx_version, _CXX)).encode()
     ]
     place = folder / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
-    includes = [
-        word
-        for path in (*tools.toolkit.include, env.site / "torch/include")
-        for word in ("-isystem", str(path))
-    ]
+    with_torch = [tools.environment.site / "torch/include"] if torch else []
+    includes = [word for path in (*tools.toolkit.include, *with_torch) for word in ("-isystem", str(path))]
 
     def compiled(source: Path) -> Path:
         target = place / f"{source.stem}.o"
@@ -163,6 +170,66 @@ def package(
             )
             unfinished.rename(site)
     return [site, _tools_for_tests(env, folder)]
+
+
+def library(
+    tools: toolchain.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
+) -> Path:
+    """Build the C++ API's library with kernels that run on the CPU, and an emulated CUDA runtime in it.
+
+    Raises:
+        CompileError: a compiler failed.
+    """
+    plan = kernels.Plan(applied, tools, chosen, (arch,), layout.BUILD, FLAVOUR)
+    console.step(f"Kernel files: {len(plan.kernels)}, as PTX; the core and the C++ API")
+    units = [unit for unit in kernels.binding_units(plan) if unit.source != kernels.BINDING]
+    compiled = compiling.compile_units(plan, [*units, *kernels.kernel_units(plan)], jobs)
+    folder = layout.BUILD / "emulator"
+    objects = [*compiled.objects, *interpreter(tools, folder, torch=False)]
+    name = hashlib.sha256(repr([str(path) for path in objects]).encode()).hexdigest()[:16]
+    target = folder / f"cpp-{name}" / binaries.LIBRARY
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_suffix(".part")
+        run(
+            [tools.cxx, "-shared", "-Wl,-Bsymbolic", f"-Wl,-soname,{binaries.LIBRARY}", "-o", part, *objects],
+            error=CompileError,
+            what="could not link the emulated library",
+        )
+        part.replace(target)
+    return target
+
+
+def emulate_cpp(loaded: Matrix, options: Emulation) -> None:
+    """Compile the kernels for the emulator, and run the C++ API's test program against them.
+
+    Raises:
+        VerifyError: a test failed.
+    """
+    target = loaded.default()
+    _, applied = clone.apply(loaded, options.source)
+    console.step(f"Toolchain for {target.name}")
+    tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
+    built = library(tools, applied, options.kernels, options.architecture, options.jobs)
+    console.step("The test program, and GoogleTest")
+    headers = [applied.root / kernels.API]
+    for folder in tools.toolkit.include:
+        headers += [folder, folder / "cccl"]  # where cuda_fp16.h finds nv/target
+    program = cpp_tests.build(
+        layout.BUILD / "emulator/cpp-tests",
+        {
+            "FLASH_ATTENTION_V2_LIBRARY": str(built),
+            "FLASH_ATTENTION_V2_INCLUDE": ";".join(str(path) for path in headers if path.is_dir()),
+        },
+    )
+    console.step("Emulating")
+    env = {**os.environ, "FLASH_ATTENTION_V2_EMULATED": "1", "FORK_EMULATED_GPU": options.architecture}
+    status = subprocess.run([program], env=env, check=False).returncode
+    if status:
+        raise VerifyError(
+            f"the C++ API's test program failed under emulation, with status {status}; its output is above."
+        )
+    console.done("Nothing failed under emulation. That is no proof of a library: its tests on a GPU are.")
 
 
 def emulate(loaded: Matrix, options: Emulation) -> None:

@@ -191,7 +191,7 @@ def sources(repository: Repository) -> tuple[str, str]:
         return "", ""
     csrc = csrc.strip()
     _, listed, _ = repository.attempt("ls-tree", "HEAD", "csrc/flash_attn/", "csrc/cutlass/")
-    others = ("/flash_api.cpp", "/core", "/api")  # around kernels; no kernel file includes them
+    others = ("/flash_api.cpp", "/core", "/api")  # of the bindings; no kernel file includes them
     kernels = [line for line in listed.splitlines() if not line.endswith(others)]
     return csrc, hashlib.sha256("\n".join(kernels).encode()).hexdigest()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scripts.series.tree import Snapshot
 
 _FOLDERS = ("csrc/flash_attn", "csrc/cutlass/include")  # all that a kernel file can include
-_NOT = {"flash_api.cpp", "core", "api"}  # what is around kernels
+_NOT = {"flash_api.cpp", "core", "api"}  # the bindings' own
 
 
 @dataclass(frozen=True)

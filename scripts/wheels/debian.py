@@ -1,4 +1,4 @@
-"""Put together a CUDA toolkit whose compiler the package index lacks.
+"""Bring packages of Debian's, and put together a CUDA toolkit whose compiler the package index lacks.
 
 The compiler is Debian's, the headers are the index's of the same release.
 
@@ -129,29 +129,49 @@ def _headers(requirements: tuple[str, ...], toolkit: Path, temporary: Path, log:
         )
 
 
+def bring(package: str, sha256: str, folder: Path, *, says: str, otherwise: str) -> Path:
+    """Download a package of Debian's into a folder.
+
+    Args:
+        package: its path on a mirror, such as ``pool/main/g/googletest/googletest_1.12.1-0.2_all.deb``.
+        sha256: of its content.
+        folder: where it goes.
+        says: what names that sha256, for the message.
+        otherwise: what the user may do without the package, for the message.
+
+    Raises:
+        ToolchainError: it cannot be had, or is another.
+    """
+    url = f"{mirror()}/{quote(package, safe='/+~')}"
+    target = folder / PurePosixPath(package).name
+    try:
+        with pip.PipConfig.read().client() as client:
+            fetch(client, url, target, sha256)
+    except OtherContentError as e:
+        raise ToolchainError(f"{url} has sha256 {e.digest}, {says} {sha256}. It was not kept.") from e
+    except (httpx2.HTTPError, OSError) as e:
+        raise ToolchainError(
+            f"could not fetch {url}: {e or type(e).__name__}. Check the network, set {MIRROR} to the "
+            f"URL of another Debian mirror, or {otherwise}."
+        ) from e
+    return target
+
+
 def assemble(assembled: Assembled, folder: Path, log: Path) -> None:
     """Make the toolkit in ``folder``, whose parent exists: aside, then renamed.
 
     Raises:
         ToolchainError: the package or the headers cannot be had, or are not what the matrix says.
     """
-    url = f"{mirror()}/{quote(assembled.package, safe='/+~')}"
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as name:
         temporary = Path(name)
-        package = temporary / PurePosixPath(assembled.package).name
-        try:
-            with pip.PipConfig.read().client() as client:
-                fetch(client, url, package, assembled.sha256)
-        except OtherContentError as e:
-            raise ToolchainError(
-                f"{url} has sha256 {e.digest}, [toolkits] of wheel_matrix.toml says {assembled.sha256}. "
-                "It was not kept."
-            ) from e
-        except (httpx2.HTTPError, OSError) as e:
-            raise ToolchainError(
-                f"could not fetch {url}: {e or type(e).__name__}. Check the network, set {MIRROR} to the "
-                "URL of another Debian mirror, or install this CUDA and set CUDA_HOME."
-            ) from e
+        package = bring(
+            assembled.package,
+            assembled.sha256,
+            temporary,
+            says="[toolkits] of wheel_matrix.toml says",
+            otherwise="install this CUDA and set CUDA_HOME",
+        )
         toolkit = temporary / "toolkit"
         unpack(package, toolkit)
         _headers(assembled.headers, toolkit, temporary, log)

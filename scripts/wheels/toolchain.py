@@ -221,7 +221,7 @@ def _host_version(cxx: Path) -> str:
     return run([cxx, "--version"], error=ToolchainError, what=f"{cxx} does not work").partition("\n")[0]
 
 
-def _tool(name: str) -> Path:
+def tool(name: str) -> Path:
     """A program that came with this package's dependencies."""
     beside = Path(sys.executable).with_name(name)
     program = beside if beside.exists() else shutil.which(name)
@@ -245,7 +245,7 @@ def assemble(target: Target, python_version: str | None, build: Path, *, cache: 
         env = torch_environment.environment(target, interpreter, python_version, build / "env", logs)
         torch_environment.check_headers(env)
     return Toolchain(
-        *(tools, cxx, _host_version(cxx), _tool("ninja"), _tool("sccache") if cache else None, env),
+        *(tools, cxx, _host_version(cxx), tool("ninja"), tool("sccache") if cache else None, env),
         tvm_ffi.installed(layout.cache("tvm-ffi"), logs / "tvm-ffi.log"),
     )
 

@@ -82,6 +82,20 @@ cudaError_t fail(cudaError_t error, const std::string &message) {
     return error;
 }
 
+// Filled with NaN, so that what nobody wrote shows.
+void *allocated(size_t size) {
+    void *const at = std::aligned_alloc(256, (size + 511) / 256 * 256);
+    if (at == nullptr) { return nullptr; }
+    std::memset(at, 0xff, size);
+    Memory::instance().add(at, size);
+    return at;
+}
+void release(void *at) {
+    if (at == nullptr) { return; }
+    Memory::instance().remove(at);
+    std::free(at);
+}
+
 cudaError_t launch(Kernel &kernel, dim3 grid, dim3 block, void **args, size_t shared) {
     if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) {
         return fail(cudaErrorInvalidConfiguration, "invalid configuration argument: grid " + std::to_string(grid.x) + ", " + std::to_string(grid.y) + ", " + std::to_string(grid.z));
@@ -157,13 +171,35 @@ cudaError_t CUDARTAPI cudaFuncSetAttribute(const void *host, cudaFuncAttribute a
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMalloc(void **at, size_t size) {
-    *at = std::aligned_alloc(256, (size + 511) / 256 * 256);
-    emulator::Memory::instance().add(*at, size);
-    return cudaSuccess;
+    *at = emulator::allocated(size);
+    return *at ? cudaSuccess : emulator::fail(cudaErrorMemoryAllocation, "no memory for " + std::to_string(size) + " bytes");
 }
 cudaError_t CUDARTAPI cudaFree(void *at) {
-    emulator::Memory::instance().remove(at);
-    std::free(at);
+    emulator::release(at);
+    return cudaSuccess;
+}
+// One pool that keeps nothing: memory is given back where its stream would come to it.
+cudaError_t CUDARTAPI cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *) {
+    *pool = reinterpret_cast<cudaMemPool_t>(&state());
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaMemPoolDestroy(cudaMemPool_t) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaMallocFromPoolAsync(void **at, size_t size, cudaMemPool_t, cudaStream_t) { return cudaMalloc(at, size); }
+cudaError_t CUDARTAPI cudaFreeAsync(void *at, cudaStream_t) { return cudaFree(at); }
+cudaError_t CUDARTAPI cudaPointerGetAttributes(cudaPointerAttributes *found, const void *at) {
+    *found = {};
+    const bool ours = emulator::Memory::instance().holds(reinterpret_cast<uint64_t>(at), 1);
+    found->type = ours ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    found->devicePointer = ours ? const_cast<void *>(at) : nullptr;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemset(void *at, int value, size_t size) {
+    std::memset(at, value, size);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemcpy(void *to, const void *from, size_t size, cudaMemcpyKind) {
+    std::memcpy(to, from, size);
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemsetAsync(void *at, int value, size_t size, cudaStream_t) {
@@ -175,7 +211,19 @@ cudaError_t CUDARTAPI cudaMemcpyAsync(void *to, const void *from, size_t size, c
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t CUDARTAPI cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaSetDevice(int device) {
+    return device == 0 ? cudaSuccess : emulator::fail(cudaErrorInvalidDevice, "device " + std::to_string(device) + "; there is one");
+}
+cudaError_t CUDARTAPI cudaGetDeviceCount(int *count) {
+    *count = 1;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaGetDevice(int *device) {
     *device = 0;
     return cudaSuccess;
@@ -187,6 +235,7 @@ cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribut
         case cudaDevAttrComputeCapabilityMinor: *value = emulator::gpu().minor; return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = emulator::gpu().smem_per_block + 1024; return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emulator::gpu().smem_per_block; return cudaSuccess;
+        case cudaDevAttrPageableMemoryAccess: *value = 0; return cudaSuccess;
         default: return emulator::fail(cudaErrorInvalidValue, "device attribute " + std::to_string(attribute));
     }
 }
@@ -203,7 +252,27 @@ cudaError_t CUDARTAPI cudaGetLastError() {
     return error;
 }
 cudaError_t CUDARTAPI cudaPeekAtLastError() { return state().error; }
-const char *CUDARTAPI cudaGetErrorString(cudaError_t) { return state().message.c_str(); }
+const char *CUDARTAPI cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : state().message.c_str(); }
 const char *CUDARTAPI cudaGetErrorName(cudaError_t) { return "emulated"; }
+
+// What does not exist here: a launch has ended when it returns.
+namespace {
+cudaError_t absent(const char *what) { return emulator::fail(cudaErrorNotSupported, std::string(what) + " cannot be emulated"); }
+}  // namespace
+cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t *, unsigned) { return absent("streams"); }
+cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t) { return absent("streams"); }
+cudaError_t CUDARTAPI cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return absent("graphs"); }
+cudaError_t CUDARTAPI cudaStreamEndCapture(cudaStream_t, cudaGraph_t *) { return absent("graphs"); }
+cudaError_t CUDARTAPI cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long long) { return absent("graphs"); }
+cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return absent("graphs"); }
+cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t) { return absent("graphs"); }
+cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t) { return absent("graphs"); }
+cudaError_t CUDARTAPI cudaEventCreate(cudaEvent_t *) { return absent("events"); }
+cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t) { return absent("events"); }
+cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t, cudaStream_t) { return absent("events"); }
+cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t) { return absent("events"); }
+cudaError_t CUDARTAPI cudaEventElapsedTime(float *, cudaEvent_t, cudaEvent_t) { return absent("events"); }
+cudaError_t CUDARTAPI cudaMemGetInfo(size_t *, size_t *) { return absent("the size of memory"); }
+cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp *, int) { return absent("a device's name"); }
 
 }  // extern "C"

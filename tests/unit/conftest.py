@@ -28,7 +28,7 @@ from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Checkout, Source
 from scripts.wheels import compiling, kernels, sbom, wheel
-from scripts.wheels.toolchain import Toolchain, Toolkit, _tool
+from scripts.wheels.toolchain import Toolchain, Toolkit, tool
 from scripts.wheels.torch_environment import Environment
 from scripts.wheels.tvm_ffi import TvmFfi
 
@@ -228,8 +228,8 @@ def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchai
         Toolkit(script, "13.0", "V13.0.88", (), "a test"),
         script,
         "g++ 12",
-        _tool("ninja"),
-        _tool("sccache") if cache else None,
+        tool("ninja"),
+        tool("sccache") if cache else None,
         env,
         TvmFfi(tmp_path / "tvm-ffi"),
     )

@@ -1,0 +1,376 @@
+// Every error: its code, and that its words name what is wrong. Most need no GPU: mistakes are found first.
+
+#include <cmath>
+#include <limits>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+std::string words() { return flash_attention_v2_last_error(); }
+
+#define EXPECT_WORDS(PART) EXPECT_NE(words().find(PART), std::string::npos) << "words: " << words()
+
+// A head dim that this build has kernels for, forward and backward: 0 where none has.
+int built_head_dim() {
+    for (const int d : {32, 64, 96, 128, 192, 256}) {
+        if (flash_attention_v2_has_kernels(d, kHalf, 0) && flash_attention_v2_has_kernels(d, kHalf, 1)) {
+            return d;
+        }
+    }
+    return 0;
+}
+
+// Calls that are right until a test makes them wrong. Where there is no GPU, addresses are made up: they are
+// looked at, but nothing is read there.
+class Errors : public testing::Test {
+protected:
+    void SetUp() override {
+        d_ = built_head_dim();
+        if (d_ == 0) { GTEST_SKIP() << "this build has no head dim with both passes in float16"; }
+        ASSERT_EQ(flash_attention_v2_forward_defaults(&forward, sizeof(forward)), cudaSuccess);
+        ASSERT_EQ(flash_attention_v2_backward_defaults(&backward, sizeof(backward)), cudaSuccess);
+        if (devices() > 0) { memory_ = std::make_unique<Array>(size_t(9) * kEach); }
+        const std::vector<int64_t> rows{1, 16, 2, d_};
+        forward.q = backward.q = tensor(at(0), kHalf, rows);
+        forward.k = backward.k = tensor(at(1), kHalf, rows);
+        forward.v = backward.v = tensor(at(2), kHalf, rows);
+        forward.out = backward.out = tensor(at(3), kHalf, rows);
+        forward.lse = backward.lse = tensor(at(4), kFloat, {1, 2, 16});
+        backward.dout = tensor(at(5), kHalf, rows);
+        backward.dq = tensor(at(6), kHalf, rows);
+        backward.dk = tensor(at(7), kHalf, rows);
+        backward.dv = tensor(at(8), kHalf, rows);
+    }
+    void *at(int index) const {
+        char *const base = memory_ ? memory_->as<char>() : reinterpret_cast<char *>(uintptr_t(1) << 32);
+        return base + index * kEach;
+    }
+    void expect_forward(cudaError_t status, const char *part) {
+        EXPECT_EQ(flash_attention_v2_run_forward(&forward, nullptr), status) << words();
+        EXPECT_WORDS(part);
+        size_t bytes = 0;
+        EXPECT_EQ(flash_attention_v2_forward_workspace(&forward, &bytes), status) << "of the workspace query";
+    }
+    void expect_backward(cudaError_t status, const char *part) {
+        EXPECT_EQ(flash_attention_v2_run_backward(&backward, nullptr), status) << words();
+        EXPECT_WORDS(part);
+    }
+    // Of a call without a mistake.
+    static cudaError_t right() { return devices() > 0 ? cudaSuccess : cudaErrorNoDevice; }
+
+    static constexpr size_t kEach = 16 * 2 * 256 * sizeof(float);
+    flash_attention_v2_forward_call forward{};
+    flash_attention_v2_backward_call backward{};
+    int d_ = 0;
+
+private:
+    std::unique_ptr<Array> memory_;
+};
+
+TEST_F(Errors, NoneWhereNothingIsWrong) {
+    const cudaError_t status = flash_attention_v2_run_forward(&forward, nullptr);
+    EXPECT_EQ(status, right()) << words();
+    EXPECT_EQ(words().empty(), status == cudaSuccess);
+    EXPECT_EQ(flash_attention_v2_run_backward(&backward, nullptr), right()) << words();
+}
+
+TEST_F(Errors, NullCalls) {
+    EXPECT_EQ(flash_attention_v2_run_forward(nullptr, nullptr), cudaErrorInvalidValue);
+    EXPECT_WORDS("null");
+    EXPECT_EQ(flash_attention_v2_run_backward(nullptr, nullptr), cudaErrorInvalidValue);
+    EXPECT_EQ(flash_attention_v2_forward_defaults(nullptr, sizeof(forward)), cudaErrorInvalidValue);
+    EXPECT_EQ(flash_attention_v2_backward_defaults(nullptr, sizeof(backward)), cudaErrorInvalidValue);
+    EXPECT_EQ(flash_attention_v2_forward_workspace(&forward, nullptr), cudaErrorInvalidValue);
+    EXPECT_WORDS("bytes");
+}
+
+TEST_F(Errors, SizesOfAnotherStruct) {
+    for (const size_t size : {size_t(0), sizeof(forward) - 1, sizeof(forward) + 8}) {
+        EXPECT_EQ(flash_attention_v2_forward_defaults(&forward, size), cudaErrorInvalidValue) << size;
+        EXPECT_WORDS("size");
+    }
+    forward.size = 8;
+    expect_forward(cudaErrorInvalidValue, "size=8");
+    backward.size = sizeof(backward) + 64;
+    expect_backward(cudaErrorInvalidValue, "size=");
+}
+
+TEST_F(Errors, ReservedThatIsNotZero) {
+    forward.options.reserved[7] = 1;
+    expect_forward(cudaErrorInvalidValue, "reserved");
+}
+
+TEST_F(Errors, TensorsThatAreNotGiven) {
+    using Call = flash_attention_v2_forward_call;
+    for (const auto &[name, which] : {std::pair("q", &Call::q), std::pair("k", &Call::k),
+             std::pair("v", &Call::v), std::pair("out", &Call::out)}) {
+        const auto kept = forward.*which;
+        forward.*which = {};
+        expect_forward(cudaErrorInvalidValue, name);
+        forward.*which = kept;
+        (forward.*which).data = nullptr;  // which a workspace query allows
+        EXPECT_EQ(flash_attention_v2_run_forward(&forward, nullptr), cudaErrorInvalidValue) << name;
+        EXPECT_WORDS(name);
+        forward.*which = kept;
+    }
+    using Back = flash_attention_v2_backward_call;
+    for (const auto &[name, which] :
+        {std::pair("q", &Back::q), std::pair("k", &Back::k), std::pair("v", &Back::v),
+            std::pair("out", &Back::out), std::pair("lse", &Back::lse), std::pair("dout", &Back::dout),
+            std::pair("dq", &Back::dq), std::pair("dk", &Back::dk), std::pair("dv", &Back::dv)}) {
+        const auto kept = backward.*which;
+        backward.*which = {};
+        expect_backward(cudaErrorInvalidValue, name);
+        backward.*which = kept;
+        (backward.*which).data = nullptr;
+        expect_backward(cudaErrorInvalidValue, name);
+        backward.*which = kept;
+    }
+}
+
+TEST_F(Errors, RanksThatNoKernelTakes) {
+    for (const int32_t rank : {-1, 1, 2, 5}) {
+        forward.q.rank = rank;
+        expect_forward(cudaErrorInvalidValue, "q");
+    }
+}
+
+TEST_F(Errors, DtypesThatNoKernelTakes) {
+    forward.q.dtype = 99;
+    expect_forward(cudaErrorInvalidValue, "q.dtype=99");
+    forward.q.dtype = kInt;
+    expect_forward(cudaErrorInvalidValue, "q has");
+    forward.q.dtype = kHalf;
+    forward.k.dtype = kBfloat;
+    expect_forward(cudaErrorInvalidValue, "dtype");
+    forward.k.dtype = kHalf;
+    forward.lse.dtype = kHalf;
+    expect_forward(cudaErrorInvalidValue, "lse");
+}
+
+TEST_F(Errors, Float32IsNotSupported) {
+    for (flash_attention_v2_tensor *of : {&forward.q, &forward.k, &forward.v, &forward.out}) {
+        of->dtype = kFloat;
+    }
+    expect_forward(cudaErrorNotSupported, "float32");
+    for (flash_attention_v2_tensor *of : {&backward.q, &backward.k, &backward.v, &backward.out,
+             &backward.dout, &backward.dq, &backward.dk, &backward.dv}) {
+        of->dtype = kFloat;
+    }
+    expect_backward(cudaErrorNotSupported, "float32");
+}
+
+TEST_F(Errors, ShapesThatDoNotFit) {
+    forward.k.sizes[1] = 17;
+    expect_forward(cudaErrorInvalidValue, "v");  // k has a key more
+    forward.k.sizes[1] = 16;
+    forward.k.sizes[2] = forward.v.sizes[2] = 3;
+    expect_forward(cudaErrorInvalidValue, "head");
+    forward.k.sizes[2] = forward.v.sizes[2] = 2;
+    forward.out.sizes[1] = 15;
+    expect_forward(cudaErrorInvalidValue, "out");
+    forward.out.sizes[1] = 16;
+    forward.lse.sizes[2] = 15;
+    expect_forward(cudaErrorInvalidValue, "lse");
+    forward.lse.sizes[2] = 16;
+    forward.q.sizes[1] = -1;
+    expect_forward(cudaErrorInvalidValue, "q.sizes[1]=-1");
+    backward.lse.sizes[1] = 1;
+    expect_backward(cudaErrorInvalidValue, "lse");
+    backward.lse.sizes[1] = 2;
+    backward.dk.sizes[1] = 15;
+    expect_backward(cudaErrorInvalidValue, "dk");
+}
+
+TEST_F(Errors, HeadDimsThatNoKernelTakes) {
+    for (const int64_t d : {int64_t(12), int64_t(264)}) {
+        for (flash_attention_v2_tensor *of : {&forward.q, &forward.k, &forward.v, &forward.out}) {
+            *of = tensor(of->data, kHalf, {1, 16, 2, d});
+        }
+        EXPECT_EQ(flash_attention_v2_run_forward(&forward, nullptr), cudaErrorInvalidValue)
+            << d << ": " << words();
+    }
+}
+
+TEST_F(Errors, HeadDimsThatThisBuildLacks) {
+    for (const int d : {32, 64, 96, 128, 192, 256}) {
+        if (flash_attention_v2_has_kernels(d, kHalf, 0)) { continue; }
+        for (flash_attention_v2_tensor *of : {&forward.q, &forward.k, &forward.v, &forward.out}) {
+            *of = tensor(of->data, kHalf, {1, 16, 2, d});
+        }
+        expect_forward(cudaErrorNotSupported, std::to_string(d).c_str());
+        return;
+    }
+    GTEST_SKIP() << "this build has kernels for every head dim";
+}
+
+TEST_F(Errors, StridesThatNoKernelTakes) {
+    forward.q.strides[3] = 2;
+    expect_forward(cudaErrorInvalidValue, "q");
+    forward.q.strides[3] = 1;
+    forward.v.strides[1] += 1;  // rows at odd places
+    expect_forward(cudaErrorInvalidValue, "v's rows");
+    forward.v.strides[1] -= 1;
+    forward.k.data = static_cast<char *>(forward.k.data) + 2;
+    EXPECT_EQ(flash_attention_v2_run_forward(&forward, nullptr), cudaErrorInvalidValue);
+    EXPECT_WORDS("k's rows");
+}
+
+TEST_F(Errors, OptionsOutOfTheirRanges) {
+    const flash_attention_v2_options right = forward.options;
+    const float nan = std::numeric_limits<float>::quiet_NaN(),
+                infinity = std::numeric_limits<float>::infinity();
+    const auto wrong = [&](const char *name, auto flash_attention_v2_options::*field, auto value) {
+        forward.options = right;
+        forward.options.*field = value;
+        expect_forward(cudaErrorInvalidValue, name);
+    };
+    for (const float value : {-1.f, nan, infinity}) {
+        wrong("softmax_scale", &flash_attention_v2_options::softmax_scale, value);
+        wrong("softcap", &flash_attention_v2_options::softcap, value);
+        wrong("dropout", &flash_attention_v2_options::dropout, value);
+    }
+    wrong("dropout", &flash_attention_v2_options::dropout, 1.f);
+    wrong("causal", &flash_attention_v2_options::causal, 2);
+    wrong("window_left", &flash_attention_v2_options::window_left, -2);
+    wrong("window_right", &flash_attention_v2_options::window_right, -7);
+    wrong("split_size", &flash_attention_v2_options::split_size, -2);
+    wrong("split_size", &flash_attention_v2_options::split_size, 100);
+    wrong("seed_at", &flash_attention_v2_options::seed_at, static_cast<const int64_t *>(at(0)));
+}
+
+TEST_F(Errors, FieldsOfAnotherKindOfCall) {
+    forward.cu_seqlens_q = tensor(at(4), kInt, {2});
+    expect_forward(cudaErrorInvalidValue, "cu_seqlens_q");
+    forward.cu_seqlens_q = {};
+    forward.cache_seqlens = tensor(at(4), kInt, {1});
+    forward.options.dropout = 0.1f;
+    expect_forward(cudaErrorInvalidValue, "dropout");
+    forward.options.dropout = 0;
+    forward.k_new = forward.k;
+    expect_forward(cudaErrorInvalidValue, "v_new");
+}
+
+TEST_F(Errors, MasksAndBiasesThatDoNotFit) {
+    forward.options.mask = tensor(at(4), kBool, {1, 2, 16, 17});
+    EXPECT_NE(flash_attention_v2_run_forward(&forward, nullptr), cudaSuccess);
+    EXPECT_WORDS("mask");
+    forward.options.mask = tensor(at(4), kHalf, {1, 2, 16, 16});
+    EXPECT_NE(flash_attention_v2_run_forward(&forward, nullptr), cudaSuccess);
+    EXPECT_WORDS("mask");
+    forward.options.mask = {};
+    forward.options.alibi_slopes = tensor(at(4), kFloat, {3});
+    expect_forward(cudaErrorInvalidValue, "lopes");
+}
+
+TEST_F(Errors, HostPointers) {
+    if (devices() == 0) { GTEST_SKIP() << "no GPU"; }
+    int reads = 0;
+    ASSERT_EQ(cudaDeviceGetAttribute(&reads, cudaDevAttrPageableMemoryAccess, 0), cudaSuccess);
+    if (reads) { GTEST_SKIP() << "this device reads the host's memory"; }
+    std::vector<char> host(kEach + 16);
+    forward.k.data = host.data() + 16 - reinterpret_cast<uintptr_t>(host.data()) % 16;
+    EXPECT_EQ(flash_attention_v2_run_forward(&forward, nullptr), cudaErrorInvalidValue);
+    EXPECT_WORDS("k lies in the host's memory");
+}
+
+TEST_F(Errors, AreForgottenByTheNextCallThatSucceeds) {
+    EXPECT_EQ(flash_attention_v2_run_forward(nullptr, nullptr), cudaErrorInvalidValue);
+    EXPECT_FALSE(words().empty());
+    EXPECT_EQ(flash_attention_v2_forward_defaults(&forward, sizeof(forward)), cudaSuccess);
+    EXPECT_TRUE(words().empty());
+}
+
+TEST_F(Errors, WithoutAGpuEveryRightCallSaysSo) {
+    if (devices() > 0) { GTEST_SKIP() << "there is a GPU"; }
+    EXPECT_EQ(flash_attention_v2_init(), cudaErrorNoDevice);
+    EXPECT_FALSE(words().empty());
+    size_t bytes = 0;
+    EXPECT_EQ(flash_attention_v2_forward_workspace(&forward, &bytes), cudaErrorNoDevice);
+    EXPECT_EQ(flash_attention_v2_cleanup(), cudaSuccess) << words();
+    half *const some = static_cast<half *>(at(0));
+    EXPECT_EQ(flash_attention_v2_forward(some, some, some, some, some, {1, 16, 2, d_, false, 0.f, 0}),
+        cudaErrorNoDevice);
+}
+
+// flash_attention_v2.h
+
+TEST(Configurations, EachFieldHasItsRange) {
+    const FlashAttentionV2Config right{1, 32, 4, 16, false, 0.f, 0};
+    EXPECT_TRUE(is_config_valid(right));
+    const auto wrong = [&](auto FlashAttentionV2Config::*field, auto value, const char *name) {
+        FlashAttentionV2Config config = right;
+        config.*field = value;
+        EXPECT_FALSE(is_config_valid(config)) << name << "=" << value;
+        EXPECT_WORDS(name);
+        half some;
+        EXPECT_EQ(
+            flash_attention_v2_forward(&some, &some, &some, &some, &some, config), cudaErrorInvalidValue);
+        EXPECT_WORDS(name);
+        EXPECT_EQ(flash_attention_v2_backward(
+                      &some, &some, &some, &some, &some, &some, &some, &some, &some, config),
+            cudaErrorInvalidValue);
+        EXPECT_WORDS(name);
+    };
+    for (const int value : {0, -1, std::numeric_limits<int>::min()}) {
+        wrong(&FlashAttentionV2Config::batch_size, value, "batch_size");
+        wrong(&FlashAttentionV2Config::seq_len, value, "seq_len");
+        wrong(&FlashAttentionV2Config::num_heads, value, "num_heads");
+        wrong(&FlashAttentionV2Config::head_dim, value, "head_dim");
+    }
+    for (const int value : {4, 12, 257, 264}) { wrong(&FlashAttentionV2Config::head_dim, value, "head_dim"); }
+    for (const float value : {-0.1f, 1.f, 2.f, std::numeric_limits<float>::quiet_NaN()}) {
+        wrong(&FlashAttentionV2Config::dropout_rate, value, "dropout_rate");
+    }
+    for (const int value : {8, 16, 32, 256}) {
+        FlashAttentionV2Config config = right;
+        config.head_dim = value;
+        EXPECT_TRUE(is_config_valid(config)) << value;
+    }
+}
+
+TEST(Configurations, EachPointerMustBeGiven) {
+    const FlashAttentionV2Config config{1, 32, 4, 16, false, 0.f, 0};
+    half some[1];
+    const char *const names[] = {"q", "k", "v", "o", "l", "do_grad", "dq", "dk", "dv"};
+    for (int missing = 0; missing < 9; ++missing) {
+        half *p[9];
+        for (int i = 0; i < 9; ++i) { p[i] = i == missing ? nullptr : some; }
+        const std::string said = std::string(names[missing]) + " is null";
+        if (missing < 5) {
+            EXPECT_EQ(
+                flash_attention_v2_forward(p[0], p[1], p[2], p[3], p[4], config), cudaErrorInvalidValue);
+            EXPECT_EQ(words(), said);
+        }
+        EXPECT_EQ(flash_attention_v2_backward(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], config),
+            cudaErrorInvalidValue);
+        EXPECT_EQ(words(), said);
+    }
+}
+
+TEST(Configurations, ALayoutThatIsNoneIsRefused) {
+    EXPECT_EQ(flash_attention_v2_set_layout(FlashAttentionV2Layout(7)), cudaErrorInvalidValue);
+    EXPECT_WORDS("layout=7");
+}
+
+TEST(Queries, OfKernelsAnswerWithoutAGpu) {
+    EXPECT_EQ(flash_attention_v2_has_kernels(33, kHalf, 0), 0);
+    EXPECT_EQ(flash_attention_v2_has_kernels(0, kHalf, 0), 0);
+    EXPECT_EQ(flash_attention_v2_has_kernels(64, kFloat, 0), 0);
+    EXPECT_EQ(flash_attention_v2_has_kernels(64, kHalf, 2), 0);
+    const std::string kernels = flash_attention_v2_kernels();
+    EXPECT_NE(kernels.find("hdim"), std::string::npos) << kernels;
+    EXPECT_NE(kernels.back(), '\n');
+    // A head dim is served where its kernels are named.
+    for (const int d : {32, 64, 96, 128, 192, 256}) {
+        const std::string named = "hdim" + std::to_string(d) + "_fp16";
+        EXPECT_EQ(flash_attention_v2_has_kernels(d, kHalf, 1) == 1,
+            kernels.find("bwd_" + named) != std::string::npos);
+    }
+    EXPECT_STREQ(flash_attention_v2_version(), FLASH_ATTENTION_V2_VERSION);
+}
+
+}  // namespace

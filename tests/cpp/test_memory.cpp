@@ -1,0 +1,140 @@
+// Workspaces: how large they are, that no call leaves them, and who else's memory a call uses.
+
+#include <algorithm>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+class Workspaces : public OnGpu {};
+
+Shape shape_with_workspace(int which) {
+    Shape shape;
+    shape.len_q = which == 0 ? 1 : 40;
+    shape.len_k = emulated() ? 300 : 4096;
+    shape.h_k = which == 2 ? 1 : 2;
+    shape.split_size = which == 0 ? 128 : 0;
+    shape.dropout = which == 3 ? 0.1f : 0.f;
+    return shape;
+}
+
+TEST_F(Workspaces, ACallStaysInTheOneItIsGiven) {
+    size_t largest = 0;
+    for (int which = 0; which < 4; ++which) {
+        const Shape shape = shape_with_workspace(which);
+        NEEDS_KERNELS(shape, true);
+        const Inputs inputs = Inputs::draw(shape);
+        Calls calls(inputs);
+        SUCCEEDS(calls.run_forward());
+        SUCCEEDS(calls.run_backward());
+        const Results own = calls.results();
+        SUCCEEDS(flash_attention_v2_forward_workspace(&calls.forward, &calls.forward.workspace_size));
+        SUCCEEDS(flash_attention_v2_backward_workspace(&calls.backward, &calls.backward.workspace_size));
+        largest = std::max(largest, calls.forward.workspace_size);
+        EXPECT_GT(calls.backward.workspace_size, 0u);
+        const Array forward(calls.forward.workspace_size), backward(calls.backward.workspace_size);
+        forward.fill(0xff);
+        backward.fill(0xff);
+        calls.forward.workspace = calls.forward.workspace_size > 0 ? forward.data() : nullptr;
+        calls.backward.workspace = backward.data();
+        calls.poison();
+        SUCCEEDS(calls.run_forward());
+        SUCCEEDS(calls.run_backward());
+        const Results given = calls.results();
+        EXPECT_EQ(given.out, own.out);
+        EXPECT_EQ(given.dk, own.dk);
+        EXPECT_EQ(given.dv, own.dv);
+    }
+    EXPECT_GT(largest, 0u) << "no forward call here takes a workspace, so this shows nothing";
+}
+
+TEST_F(Workspaces, AByteLessIsRefused) {
+    for (int which = 0; which < 4; ++which) {
+        const Shape shape = shape_with_workspace(which);
+        NEEDS_KERNELS(shape, true);
+        const Inputs inputs = Inputs::draw(shape);
+        Calls calls(inputs);
+        SUCCEEDS(calls.run_forward());
+        size_t bytes = 0;
+        SUCCEEDS(flash_attention_v2_backward_workspace(&calls.backward, &bytes));
+        const Array workspace(bytes);
+        calls.backward.workspace = workspace.data();
+        calls.backward.workspace_size = bytes - 1;
+        EXPECT_EQ(calls.run_backward(), cudaErrorInvalidValue);
+        EXPECT_NE(std::string(flash_attention_v2_last_error()).find("workspace_size"), std::string::npos);
+        SUCCEEDS(flash_attention_v2_forward_workspace(&calls.forward, &bytes));
+        if (bytes == 0) { continue; }
+        calls.forward.workspace = workspace.data();
+        calls.forward.workspace_size = bytes - 1;
+        EXPECT_EQ(calls.run_forward(), cudaErrorInvalidValue);
+    }
+}
+
+TEST_F(Workspaces, OneAtAnOddPlaceIsRefused) {
+    const Shape shape = shape_with_workspace(0);
+    NEEDS_KERNELS(shape, true);
+    const Inputs inputs = Inputs::draw(shape);
+    Calls calls(inputs);
+    const Array workspace(size_t(1) << 20);
+    calls.backward.workspace = workspace.as<char>() + 8;
+    calls.backward.workspace_size = (size_t(1) << 20) - 8;
+    EXPECT_EQ(calls.run_backward(), cudaErrorInvalidValue);
+    EXPECT_NE(std::string(flash_attention_v2_last_error()).find("256"), std::string::npos);
+}
+
+TEST_F(Workspaces, TheQueryNeedsNoMemoryYet) {
+    const Shape shape = shape_with_workspace(0);
+    NEEDS_KERNELS(shape, true);
+    const Inputs inputs = Inputs::draw(shape);
+    Calls calls(inputs);
+    size_t with = 0, without = 1;
+    SUCCEEDS(flash_attention_v2_forward_workspace(&calls.forward, &with));
+    for (flash_attention_v2_tensor *of :
+        {&calls.forward.q, &calls.forward.k, &calls.forward.v, &calls.forward.out, &calls.forward.lse}) {
+        of->data = nullptr;
+    }
+    SUCCEEDS(flash_attention_v2_forward_workspace(&calls.forward, &without));
+    EXPECT_EQ(with, without);
+}
+
+class State : public OnRealGpu {};
+
+TEST_F(State, CallsLeaveTheCallersDeviceAndLastErrorAlone) {
+    const Inputs inputs = Inputs::draw({});
+    NEEDS_KERNELS(inputs.shape, true);
+    const Calls calls(inputs);
+    int before = -1, after = -2;
+    SUCCEEDS(cudaGetDevice(&before));
+    EXPECT_EQ(cudaSetDevice(1 << 20), cudaErrorInvalidDevice);  // the caller's own mistake, not looked at yet
+    SUCCEEDS(calls.run_forward());
+    SUCCEEDS(calls.run_backward());
+    EXPECT_EQ(flash_attention_v2_run_forward(nullptr, nullptr), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    SUCCEEDS(cudaGetDevice(&after));
+    EXPECT_EQ(before, after);
+    EXPECT_EQ(flash_attention_v2_run_forward(nullptr, nullptr), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "a refused call is no CUDA error of the caller's";
+}
+
+TEST_F(State, CleanupGivesMemoryBack) {
+    Shape shape;
+    shape.len_q = shape.len_k = 8192;
+    shape.h = shape.h_k = 16;
+    NEEDS_KERNELS(shape, true);
+    const Inputs inputs = Inputs::draw(shape);
+    const Calls calls(inputs);
+    SUCCEEDS(calls.run_forward());
+    SUCCEEDS(calls.run_backward());
+    SUCCEEDS(cudaDeviceSynchronize());
+    size_t held = 0, whole = 0, free_after = 0;
+    SUCCEEDS(cudaMemGetInfo(&held, &whole));
+    SUCCEEDS(flash_attention_v2_cleanup());
+    SUCCEEDS(cudaDeviceSynchronize());
+    SUCCEEDS(cudaMemGetInfo(&free_after, &whole));
+    EXPECT_GE(free_after, held + (size_t(16) << 20)) << "sums of dq take 16 MiB here";
+}
+
+}  // namespace
