@@ -51,10 +51,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a wheel is tried beside: versions, or its own torch and the running Python."""
+    """What a wheel is tried beside: versions, or its own torch and the running Python.
+
+    A proof of the latter is kept beside the wheel, unless that lies in an index, which would be changed.
+    """
 
     torch: str | None = None
     python: str | None = None
+    keeps: bool = True
 
     def in_words(self, facts: Facts) -> str:
         """Both, of a wheel."""
