@@ -19,7 +19,7 @@ from scripts.base.errors import BuildError, UsageError, WheelError
 from scripts.base.process import last_lines
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import compiling, containers, kernels, metadata, products, toolchain, trust
+from scripts.wheels import compiling, containers, kernels, linking, metadata, products, toolchain, trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,6 +106,8 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
     python = (options.python or toolchain.running_python()) if options.stock else None
     console.step(f"Toolchain for {job.target.name}" + (f", Python {python}" if python else ""))
     tools = _toolchain(job, cache=place.cache, python=python)
+    if options.cpp:
+        linking.require_static_runtime(tools)
     flavour = kernels.STOCK if options.stock else kernels.FORK
     plan = kernels.Plan(applied, tools, job.kernels, job.architectures, build, flavour, loaded.shared_ptx)
     console.step(

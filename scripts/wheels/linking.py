@@ -55,7 +55,9 @@ def link_options(toolchain: Toolchain, product: Product) -> list[str]:
     if product is Product.BINDING:
         up = _way(f"{FORK.extension}/{EXTENSION}", str(PurePosixPath(LIBRARY_IN_WHEEL).parent))
         return [*own, f"-Wl,-soname,{EXTENSION}", *_searching(up), f"-l:{tvm_ffi.LIBRARY}"]
-    library = [*own, f"-Wl,-soname,{LIBRARY}", "-Wl,--wrap=cudaFuncSetAttribute"]
+    # Its own calls stay within, whatever functions of these names a program has.
+    within = ["-Wl,-Bsymbolic-functions", "-Wl,--wrap=cudaFuncSetAttribute"]
+    library = [*own, f"-Wl,-soname,{LIBRARY}", *within]
     if product is Product.LIBRARY:
         return [*library, *_searching(_way(LIBRARY_IN_WHEEL, f"{runtime_package(major)}/lib")), runtime]
     hidden = ["-Wl,--exclude-libs,ALL", "-Wl,--as-needed"]
@@ -102,7 +104,6 @@ def link(
         product: what it is.
 
     Raises:
-        ToolchainError: the toolkit lacks the CUDA runtime that the archive's library is to hold.
         WheelError: the linker failed, or linked libstdc++ into the file.
     """
     with files.in_turn(log.with_suffix(".lock"), "links in this clone"):
@@ -169,15 +170,29 @@ def shown(product: Product) -> str:
     return _SHOWN.get(product, "")
 
 
+def _runtimes(toolchain: Toolchain) -> list[Path]:
+    """Where a toolkit has its libraries."""
+    root = toolchain.toolkit.nvcc.parent.parent
+    return [root / "lib64", root / "lib"]
+
+
+def require_static_runtime(toolchain: Toolchain) -> None:
+    """Refuse a toolkit that the archive's library cannot be linked with, before anything is compiled.
+
+    Raises:
+        ToolchainError: it lacks the CUDA runtime that the library is to hold.
+    """
+    if not any((folder / _STATIC_RUNTIME).is_file() for folder in _runtimes(toolchain)):
+        raise ToolchainError(
+            f"{toolchain.toolkit.nvcc.parent.parent} has no {_STATIC_RUNTIME}, the CUDA runtime that the "
+            "archive's library holds. Install the whole CUDA toolkit and set CUDA_HOME, or build the wheel, "
+            "whose library needs it not."
+        )
+
+
 def _folders(toolchain: Toolchain, product: Product) -> list[Path]:
     """Where the linker looks."""
-    root = toolchain.toolkit.nvcc.parent.parent
-    folders = [root / "lib64", root / "lib"]
-    if product is Product.ARCHIVED and not any((folder / _STATIC_RUNTIME).is_file() for folder in folders):
-        raise ToolchainError(
-            f"{root} has no {_STATIC_RUNTIME}, the CUDA runtime that the archive's library holds. Install "
-            "the whole CUDA toolkit and set CUDA_HOME, or build the wheel, whose library needs it not."
-        )
+    folders = _runtimes(toolchain)
     if product is Product.STOCK:
         env = toolchain.environment
         return [env.site / "torch/lib", *(folder / "lib" for folder in env.cuda), *folders]

@@ -36,7 +36,7 @@ namespace flash { namespace core {
 } }
 SHOWN int flash_attention_v2_init() { return flash::core::run(); }
 SHOWN int other() { return flash::core::hidden(); }
-extern "C" SHOWN int flash_attention_v2_c() { return flash::core::run(); }
+extern "C" SHOWN int flash_attention_v2_c() { return flash_attention_v2_init(); }
 """,
     "binding": """
 #include <string>
@@ -152,13 +152,30 @@ def test_calls_of_kernel_files_are_wrapped_where_the_kernels_are(tmp_path: Path)
     assert wrapped == {Product.LIBRARY, Product.ARCHIVED}
 
 
+def test_a_program_s_own_function_of_the_same_name_changes_nothing(tools: Toolchain, tmp_path: Path) -> None:
+    library = link(tools, tmp_path, Product.ARCHIVED, tmp_path / "library.o")
+    (tmp_path / "main.cpp").write_text("""
+#include <cstdio>
+extern "C" int flash_attention_v2_c();
+int flash_attention_v2_init() { return 1; }
+namespace flash { namespace core { int run() { return 1; } } }
+extern "C" int cudaRuntime() { return 1; }
+int main() { std::printf("%d", flash_attention_v2_c()); }
+""")
+    (tmp_path / binaries.LIBRARY).symlink_to(library)
+    program = [str(tmp_path / "main.cpp"), "-rdynamic", str(library), f"-Wl,-rpath,{tmp_path}"]
+    subprocess.run([str(tools.cxx), *program, "-o", str(tmp_path / "main")], check=True)
+    done = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True)
+    assert done.stdout == "42"
+
+
 def test_a_toolkit_without_the_static_runtime_is_told(
     tools: Toolchain,
-    tmp_path: Path,
 ) -> None:
+    linking.require_static_runtime(tools)
     (tools.toolkit.nvcc.parent.parent / "lib/libcudart_static.a").unlink()
     with pytest.raises(ToolchainError, match=r"toolkit has no libcudart_static\.a.*set CUDA_HOME"):
-        link(tools, tmp_path, Product.ARCHIVED, tmp_path / "library.o")
+        linking.require_static_runtime(tools)
 
 
 # The archive ----------------------------------------------------------------------------------------------
