@@ -141,8 +141,10 @@ def stats(toolchain: Toolchain, env: dict[str, str]) -> Stats:
         time.sleep(0.05)
 
 
-def check(told: Stats, tools: Toolchain, units: Sequence[Unit]) -> None:
+def check(told: Stats, tools: Toolchain, units: Sequence[Unit], began: float) -> None:
     """A cache that does not answer costs hours and says nothing; so we do.
+
+    What another build compiled since this one ``began``, in seconds since the epoch, was no answer yet.
 
     Raises:
         CompileError: a call that the cache refuses, or not one answered of kernel files that went through
@@ -162,7 +164,7 @@ def check(told: Stats, tools: Toolchain, units: Sequence[Unit]) -> None:
         for unit in units
         if unit.key and unit.rule == "nvcc"
     ]
-    seen = [mark.stat().st_mtime for mark in marks if mark.exists()]
+    seen = [when for mark in marks if mark.exists() and (when := mark.stat().st_mtime) < began]
     for mark in marks:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()

@@ -219,6 +219,7 @@ def _compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
     write_ninja(ninja_file, work)
     limit, reason = job_limit(jobs, max(unit.memory for unit in units))
     pending = [unit for unit in units if not unit.target.exists()]
+    began = time.time()
     if pending:
         console.note(
             f"{len(pending)} of {len(units)} files to compile, {limit} at once ({reason}); log: {log}"
@@ -241,7 +242,7 @@ def _compile_together(work: Sequence[Work], jobs: int | None) -> Compiled:
             compilation.tree.check_unchanged()
         raise CompileError(_failure(tail, log, status))
     if pending and all(compile_cache.keeps(compilation) for compilation, _ in work):
-        compile_cache.check(stats, toolchain, pending)
+        compile_cache.check(stats, toolchain, pending, began)
     return Compiled(objects, pace.finished, time.monotonic() - pace.started, stats.hits, stats.misses)
 
 
