@@ -12,7 +12,7 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, ToolchainError, UsageError
 from scripts.commands import arguments
-from scripts.wheels import index, index_links, linking, rebuild, trust, verify
+from scripts.wheels import binaries, index, index_links, rebuild, trust, verify
 from scripts.wheels.build import BuildOptions
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _inspected(trusted: Trusted) -> Inspected:
     return Inspected(
         trusted,
         {name: machine_code.families(content) for name, content in extensions.items()},
-        {name: linking.needed_by(content) for name, content in extensions.items()},
+        {name: binaries.needed_by(content) for name, content in extensions.items()},
     )
 
 

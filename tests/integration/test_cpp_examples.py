@@ -19,7 +19,7 @@ from scripts.commands import arguments
 from scripts.lab import emulator
 from scripts.series import clone
 from scripts.source import matrix, upstream
-from scripts.wheels import kernels, toolchain
+from scripts.wheels import binaries, kernels, toolchain
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -73,7 +73,7 @@ def without_gpu(
     root = tools.toolkit.nvcc.parent.parent
     found = sorted(path for name in ("lib64", "lib") for path in (root / name).glob("libcudart.so.*"))
     assert found, f"{root} has no CUDA runtime"
-    library = tmp_path_factory.mktemp("library") / emulator.LIBRARY
+    library = tmp_path_factory.mktemp("library") / binaries.LIBRARY
     run(
         [tools.cxx, "-shared", f"-Wl,-soname,{library.name}", "-o", library, *objects, found[0]],
         error=VerifyError,
