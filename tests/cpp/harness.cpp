@@ -23,6 +23,18 @@ int devices() {
     return count;
 }
 
+int built_head_dim() {
+    static const int found = [] {
+        for (const int d : {32, 64, 96, 128, 192, 256}) {
+            if (flash_attention_v2_has_kernels(d, kHalf, 0) && flash_attention_v2_has_kernels(d, kHalf, 1)) {
+                return d;
+            }
+        }
+        return 0;
+    }();
+    return found;
+}
+
 namespace {
 
 float as_half(float number) { return __half2float(__float2half_rn(number)); }

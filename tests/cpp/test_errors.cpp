@@ -13,16 +13,6 @@ std::string words() { return flash_attention_v2_last_error(); }
 
 #define EXPECT_WORDS(PART) EXPECT_NE(words().find(PART), std::string::npos) << "words: " << words()
 
-// A head dim that this build has kernels for, forward and backward: 0 where none has.
-int built_head_dim() {
-    for (const int d : {32, 64, 96, 128, 192, 256}) {
-        if (flash_attention_v2_has_kernels(d, kHalf, 0) && flash_attention_v2_has_kernels(d, kHalf, 1)) {
-            return d;
-        }
-    }
-    return 0;
-}
-
 // Calls that are right until a test makes them wrong. Where there is no GPU, addresses are made up: they are
 // looked at, but nothing is read there.
 class Errors : public testing::Test {
