@@ -70,14 +70,12 @@ def test_a_failure_is_an_error() -> None:
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program of small kernels on the emulator, without torch."""
     target = matrix.load(layout.MATRIX).default()
-    tools = toolchain.assemble(target, toolchain.running_python(), layout.BUILD, cache=False)
+    tools = toolchain.assemble(target, None, layout.BUILD, cache=False)
     folder = tmp_path_factory.mktemp("faults")
     source, made = emulator.SUITE / "faults.cu", folder / "faults.o"
     nvcc: list[str | Path] = [tools.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={tools.cxx}"]
     run([*nvcc, "-c", source, "-o", made], error=VerifyError, what="could not build the small kernels")
-    objects = [
-        path for path in emulator.interpreter(tools, layout.BUILD / "emulator") if path.stem != "allocator"
-    ]
+    objects = emulator.interpreter(tools, layout.BUILD / "emulator", torch=False)
     program: list[str | Path] = [tools.cxx, made, *objects, "-o", folder / "faults"]
     run(program, error=VerifyError, what="could not link the small kernels")
     return folder / "faults"
