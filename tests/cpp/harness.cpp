@@ -258,6 +258,7 @@ Bits Calls::ordered(const Array &array, int length, int heads) const {
 void Calls::poison() const {
     for (const Array *array : {&out_, &lse_, &dq_, &dk_, &dv_}) { array->fill(0xff); }
     if (dbias_) { dbias_->fill(0xff); }
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // other streams do not wait for it
 }
 
 cudaError_t Calls::run_forward(cudaStream_t stream) const {

@@ -19,9 +19,8 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
-from scripts.base import layout, pip, sealed
+from scripts.base import layout, sealed
 from scripts.base.errors import ToolchainError
-from scripts.base.fetch import fetch
 from scripts.source import matrix
 from scripts.wheels import binaries, containers, contents, cpp_tests, debian, kernels, linking, toolchain
 from tests.integration.test_real_wheel import ROOT, build, scripts
@@ -414,16 +413,13 @@ def test_archive_and_wheel_share_the_kernels(packed: Path, tmp_path: Path) -> No
 def abigail(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """Debian's abidw and abidiff in a folder, and the environment that they run in."""
     folder = tmp_path_factory.mktemp("abigail")
-    try:
-        mirror = debian.mirror()
-    except ToolchainError as e:
-        pytest.skip(f"abigail-tools cannot be had: {e}")
-    with pip.PipConfig.read().client() as client:
-        for name, digest in ABIGAIL.items():
-            package = folder / Path(name).name
-            fetch(client, f"{mirror}/{name}", package, digest)
-            with DebFile(str(package)) as opened, opened.data.tgz() as inside:
-                inside.extractall(folder, filter="data")
+    for name, digest in ABIGAIL.items():
+        try:
+            package = debian.bring(name, digest, folder, says="this test says", otherwise="do without")
+        except ToolchainError as e:
+            pytest.skip(f"abigail-tools cannot be had: {e}")
+        with DebFile(str(package)) as opened, opened.data.tgz() as inside:
+            inside.extractall(folder, filter="data")
     env = {"LD_LIBRARY_PATH": str(folder / "usr/lib/x86_64-linux-gnu")}
     tried = subprocess.run(
         [folder / "usr/bin/abidw", "--version"], env={**os.environ, **env}, capture_output=True, check=False
