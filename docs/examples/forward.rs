@@ -57,7 +57,8 @@ fn rows(content: Option<&[u16]>) -> Tensor {
     let mut data = ptr::null_mut();
     check(unsafe { cudaMalloc(&mut data, 2 * COUNT) }, "cudaMalloc");
     if let Some(numbers) = content {
-        check(unsafe { cudaMemcpy(data, numbers.as_ptr().cast(), 2 * COUNT, 1) }, "cudaMemcpy"); // to the device
+        // 1: to the device
+        check(unsafe { cudaMemcpy(data, numbers.as_ptr().cast(), 2 * COUNT, 1) }, "cudaMemcpy");
     }
     let sizes = [1, TOKENS as i64, HEADS as i64, DIM as i64];
     let strides = [COUNT as i64, (HEADS * DIM) as i64, DIM as i64, 1];
@@ -74,7 +75,8 @@ fn main() {
     call.out = rows(None);
     check(unsafe { flash_attention_v2_run_forward(&call, ptr::null_mut()) }, "forward");
     let mut out = vec![0u16; COUNT];
-    check(unsafe { cudaMemcpy(out.as_mut_ptr().cast(), call.out.data, 2 * COUNT, 2) }, "cudaMemcpy"); // from it
+    // 2: from it
+    check(unsafe { cudaMemcpy(out.as_mut_ptr().cast(), call.out.data, 2 * COUNT, 2) }, "cudaMemcpy");
     assert_eq!(out[..HEADS * DIM], numbers[..HEADS * DIM], "the first row is not its value");
     println!("{TOKENS} rows; the first is its value, as it should be");
     for tensor in [call.q, call.k, call.v, call.out] { unsafe { cudaFree(tensor.data) }; }

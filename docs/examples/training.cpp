@@ -1,5 +1,5 @@
-// Forward and backward in bfloat16, with grouped heads and the deterministic mode: one call of two sequences has
-// the bits of two calls of one. The program checks that.
+// Forward and backward in bfloat16, with grouped heads and the deterministic mode: one call of two sequences
+// has the bits of two calls of one. The program checks that.
 
 #include "flash_attention_v2.h"
 
@@ -25,7 +25,9 @@ flash_attention_v2_tensor rows(int64_t sequences, int64_t heads) {
     flash_attention_v2_tensor made{nullptr, FLASH_ATTENTION_V2_BFLOAT16, 4, {sequences, kTokens, heads, kDim},
         {kTokens * heads * kDim, heads * kDim, kDim, 1}};
     std::vector<__nv_bfloat16> content(size_t(sequences * made.strides[0]));
-    for (size_t i = 0; i < content.size(); ++i) { content[i] = __float2bfloat16(float(i * 37 % 101) / 50.f - 1.f); }
+    for (size_t i = 0; i < content.size(); ++i) {
+        content[i] = __float2bfloat16(float(i * 37 % 101) / 50.f - 1.f);
+    }
     check(cudaMalloc(&made.data, content.size() * 2), "cudaMalloc");
     check(cudaMemcpy(made.data, content.data(), content.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
     return made;
@@ -55,7 +57,8 @@ int main() {
     forward.k = backward.k = rows(2, kKeyHeads);
     forward.v = backward.v = rows(2, kKeyHeads);
     forward.out = backward.out = rows(2, kHeads);
-    forward.lse = {nullptr, FLASH_ATTENTION_V2_FLOAT32, 3, {2, kHeads, kTokens}, {kHeads * kTokens, kTokens, 1}};
+    forward.lse = {
+        nullptr, FLASH_ATTENTION_V2_FLOAT32, 3, {2, kHeads, kTokens}, {kHeads * kTokens, kTokens, 1}};
     check(cudaMalloc(&forward.lse.data, 2 * kHeads * kTokens * sizeof(float)), "cudaMalloc");
     backward.lse = forward.lse;
     backward.dout = rows(2, kHeads);
@@ -67,15 +70,16 @@ int main() {
     const std::vector<char> out = bytes_of_first(forward.out), dk = bytes_of_first(backward.dk);
 
     for (auto *of : {&forward.q, &forward.k, &forward.v, &forward.out, &forward.lse, &backward.q, &backward.k,
-             &backward.v, &backward.out, &backward.lse, &backward.dout, &backward.dq, &backward.dk, &backward.dv}) {
+             &backward.v, &backward.out, &backward.lse, &backward.dout, &backward.dq, &backward.dk,
+             &backward.dv}) {
         *of = first_sequence(*of);
     }
     check(flash_attention_v2_run_forward(&forward, nullptr), "forward, alone");
     check(flash_attention_v2_run_backward(&backward, nullptr), "backward, alone");
     const bool same = out == bytes_of_first(forward.out) && dk == bytes_of_first(backward.dk);
     std::printf("the first sequence %s the bits that it has beside another\n", same ? "has" : "LACKS");
-    for (const auto &of : {forward.q, forward.k, forward.v, forward.out, forward.lse, backward.dout, backward.dq,
-             backward.dk, backward.dv}) {
+    for (const auto &of : {forward.q, forward.k, forward.v, forward.out, forward.lse, backward.dout,
+             backward.dq, backward.dk, backward.dv}) {
         cudaFree(of.data);
     }
     return same ? 0 : 1;
