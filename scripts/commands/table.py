@@ -103,7 +103,12 @@ COMMANDS = (
         Group.WHEELS,
         dependencies="cluster",
     ),
-    Command("emulate", "Run the kernels without a GPU, interpreted; finds faults, proves nothing", Group.LAB),
+    Command(
+        "emulate",
+        "Run the kernels without a GPU, interpreted; finds faults, proves nothing",
+        Group.LAB,
+        option_dependencies={"--cpp": "cpp"},
+    ),
     Command("apply", "Apply the patch series to upstream, in build/source", Group.SERIES),
     Command("edit", "Stop build/source at a patch, to change it", Group.SERIES),
     Command(

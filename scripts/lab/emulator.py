@@ -39,6 +39,8 @@ from scripts.wheels import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scripts.series.tree import Tree
     from scripts.source.kernel_set import Kernel
     from scripts.source.matrix import Matrix
@@ -172,10 +174,10 @@ def package(
     return [site, _tools_for_tests(env, folder)]
 
 
-def library(
+def library_objects(
     tools: toolchain.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
-) -> Path:
-    """Build the C++ API's library with kernels that run on the CPU, and an emulated CUDA runtime in it.
+) -> tuple[Path, ...]:
+    """What the C++ API's library is linked of, but for a CUDA runtime; kernels are PTX.
 
     Raises:
         CompileError: a compiler failed.
@@ -183,21 +185,37 @@ def library(
     plan = kernels.Plan(applied, tools, chosen, (arch,), layout.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; the core and the C++ API")
     units = [unit for unit in kernels.binding_units(plan) if unit.source != kernels.BINDING]
-    compiled = compiling.compile_units(plan, [*units, *kernels.kernel_units(plan)], jobs)
+    return compiling.compile_units(plan, [*units, *kernels.kernel_units(plan)], jobs).objects
+
+
+def library(tools: toolchain.Toolchain, objects: Sequence[Path]) -> Path:
+    """Link the C++ API's library with an emulated CUDA runtime in it, which programs call too.
+
+    Raises:
+        CompileError: a compiler failed.
+    """
     folder = layout.BUILD / "emulator"
-    objects = [*compiled.objects, *interpreter(tools, folder, torch=False)]
-    name = hashlib.sha256(repr([str(path) for path in objects]).encode()).hexdigest()[:16]
+    linked = [*objects, *interpreter(tools, folder, torch=False)]
+    name = hashlib.sha256(repr([str(path) for path in linked]).encode()).hexdigest()[:16]
     target = folder / f"cpp-{name}" / binaries.LIBRARY
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_suffix(".part")
         run(
-            [tools.cxx, "-shared", "-Wl,-Bsymbolic", f"-Wl,-soname,{binaries.LIBRARY}", "-o", part, *objects],
+            [tools.cxx, "-shared", "-Wl,-Bsymbolic", f"-Wl,-soname,{binaries.LIBRARY}", "-o", part, *linked],
             error=CompileError,
             what="could not link the emulated library",
         )
         part.replace(target)
     return target
+
+
+def cuda_headers(tools: toolchain.Toolchain) -> list[Path]:
+    """The folders in which a program finds CUDA's headers."""
+    folders = [
+        path for folder in tools.toolkit.include for path in (folder, folder / "cccl")
+    ]  # cuda_fp16.h includes nv/target
+    return [path for path in folders if path.is_dir()]
 
 
 def emulate_cpp(loaded: Matrix, options: Emulation) -> None:
@@ -210,16 +228,15 @@ def emulate_cpp(loaded: Matrix, options: Emulation) -> None:
     _, applied = clone.apply(loaded, options.source)
     console.step(f"Toolchain for {target.name}")
     tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
-    built = library(tools, applied, options.kernels, options.architecture, options.jobs)
+    objects = library_objects(tools, applied, options.kernels, options.architecture, options.jobs)
+    built = library(tools, objects)
     console.step("The test program, and GoogleTest")
-    headers = [applied.root / kernels.API]
-    for folder in tools.toolkit.include:
-        headers += [folder, folder / "cccl"]  # where cuda_fp16.h finds nv/target
+    headers = [applied.root / kernels.API, *cuda_headers(tools)]
     program = cpp_tests.build(
         layout.BUILD / "emulator/cpp-tests",
         {
             "FLASH_ATTENTION_V2_LIBRARY": str(built),
-            "FLASH_ATTENTION_V2_INCLUDE": ";".join(str(path) for path in headers if path.is_dir()),
+            "FLASH_ATTENTION_V2_INCLUDE": ";".join(map(str, headers)),
         },
     )
     console.step("Emulating")

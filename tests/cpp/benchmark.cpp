@@ -2,6 +2,7 @@
 // (plain_attention.cu). Both compute the same, which is checked first.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -60,6 +61,37 @@ double milliseconds(const std::function<bool()> &run) {
     if (!works) { return NAN; }
     std::sort(times.begin(), times.end());
     return double(times[kRuns / 2]);
+}
+
+// Microseconds of the host's that one call takes: few enough calls that none waits for the GPU.
+double host_microseconds(const std::function<bool()> &run) {
+    constexpr int kRuns = 21, kEach = 100;
+    std::vector<double> times;
+    bool works = run();  // warm
+    for (int i = 0; works && i < kRuns; ++i) {
+        cudaDeviceSynchronize();
+        const auto before = std::chrono::steady_clock::now();
+        for (int j = 0; j < kEach; ++j) { works = works && run(); }
+        const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - before;
+        times.push_back(time.count() / kEach);
+    }
+    cudaDeviceSynchronize();
+    if (!works) { return NAN; }
+    std::sort(times.begin(), times.end());
+    return times[kRuns / 2];
+}
+
+struct Host {
+    double forward, backward;  // microseconds
+};
+
+Host measure_host() {
+    Shape shape;
+    shape.d = kDim;
+    const Inputs inputs = Inputs::draw(shape);
+    const Calls calls(inputs);
+    return {host_microseconds([&] { return calls.run_forward() == cudaSuccess; }),
+        host_microseconds([&] { return calls.run_backward() == cudaSuccess; })};
 }
 
 struct Figures {
@@ -130,7 +162,7 @@ bool measure(Figures &figures, cublasHandle_t blas) {
         && same_results(ours.dv, others.dv);
 }
 
-void write(const std::string &path, const char *gpu, const std::vector<Figures> &all) {
+void write(const std::string &path, const char *gpu, const Host &host, const std::vector<Figures> &all) {
     const std::string part = path + ".part";
     std::FILE *const file = std::fopen(part.c_str(), "w");
     if (file == nullptr) {
@@ -144,8 +176,9 @@ void write(const std::string &path, const char *gpu, const std::vector<Figures> 
     };
     std::fprintf(file,
         "{\n \"gpu\": \"%s\",\n \"library\": \"%s\",\n \"heads\": %d,\n \"head_dim\": %d,\n \"tokens\": %d,\n"
-        " \"cases\": [",
-        gpu, flash_attention_v2_version(), kHeads, kDim, kTokens);
+        " \"host_us\": {\"forward\": %s, \"backward\": %s},\n \"cases\": [",
+        gpu, flash_attention_v2_version(), kHeads, kDim, kTokens, number(host.forward).c_str(),
+        number(host.backward).c_str());
     for (size_t i = 0; i < all.size(); ++i) {
         const Figures &f = all[i];
         std::fprintf(file,
@@ -184,6 +217,7 @@ int benchmark(const std::string &json) {
     std::printf(
         "| length | mask | forward | with cuBLAS | times as fast | backward | with cuBLAS | times as fast | "
         "memory | with cuBLAS |\n|---|---|---|---|---|---|---|---|---|---|\n");
+    const Host host = measure_host();
     std::vector<Figures> all;
     int status = 0;
     for (const int length : {512, 1024, 2048, 4096, 8192, 16384}) {
@@ -203,7 +237,9 @@ int benchmark(const std::string &json) {
         }
     }
     cublasDestroy(blas);
-    if (!json.empty()) { write(json, device.name, all); }
+    std::printf(
+        "\nHost time of a call: forward %.1f microseconds, backward %.1f.\n", host.forward, host.backward);
+    if (!json.empty()) { write(json, device.name, host, all); }
     return status;
 }
 

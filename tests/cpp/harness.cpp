@@ -23,6 +23,18 @@ int devices() {
     return count;
 }
 
+int built_head_dim() {
+    static const int found = [] {
+        for (const int d : {32, 64, 96, 128, 192, 256}) {
+            if (flash_attention_v2_has_kernels(d, kHalf, 0) && flash_attention_v2_has_kernels(d, kHalf, 1)) {
+                return d;
+            }
+        }
+        return 0;
+    }();
+    return found;
+}
+
 namespace {
 
 float as_half(float number) { return __half2float(__float2half_rn(number)); }
@@ -246,6 +258,7 @@ Bits Calls::ordered(const Array &array, int length, int heads) const {
 void Calls::poison() const {
     for (const Array *array : {&out_, &lse_, &dq_, &dk_, &dv_}) { array->fill(0xff); }
     if (dbias_) { dbias_->fill(0xff); }
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // other streams do not wait for it
 }
 
 cudaError_t Calls::run_forward(cudaStream_t stream) const {

@@ -101,10 +101,13 @@ private:
 // The description of contiguous elements; null data where there is no memory yet.
 flash_attention_v2_tensor tensor(const void *data, int32_t dtype, const std::vector<int64_t> &sizes);
 
+// The smallest head dim that this build has both passes for, in float16; 0 where there is none.
+int built_head_dim();
+
 // Problems of sequences of one length.
 
 struct Shape {
-    int b = 1, h = 2, h_k = 2, d = 32, len_q = 64, len_k = 64;
+    int b = 1, h = 2, h_k = 2, d = built_head_dim(), len_q = 64, len_k = 64;
     int32_t dtype = kHalf;
     bool causal = false;
     int window_left = -1, window_right = -1;

@@ -65,7 +65,18 @@ struct Documented {
     Array l;
 };
 
-class Layouts : public OnGpu {
+// Any kernels serve: those of a larger head dim where there are no others.
+class Documents : public OnGpu {
+protected:
+    void SetUp() override {
+        OnGpu::SetUp();
+        if (!IsSkipped() && built_head_dim() == 0) {
+            GTEST_SKIP() << "this build has no head dim with both passes in float16";
+        }
+    }
+};
+
+class Layouts : public Documents {
 protected:
     void TearDown() override {
         EXPECT_EQ(flash_attention_v2_set_layout(FlashAttentionV2Layout::batch_seq_heads_dim), cudaSuccess);
@@ -78,7 +89,6 @@ TEST_P(PublishedConfigurations, ForwardAndBackwardAgreeWithTheCpu) {
     const auto [which, heads_first] = GetParam();
     const FlashAttentionV2Config &config = kPublished[which].config;
     ASSERT_TRUE(is_config_valid(config));
-    NEEDS_KERNELS(shape_of(config, false), true);
     SUCCEEDS(flash_attention_v2_set_layout(heads_first ? FlashAttentionV2Layout::batch_heads_seq_dim
                                                        : FlashAttentionV2Layout::batch_seq_heads_dim));
     const Documented call(config, heads_first);
@@ -106,8 +116,6 @@ TEST_F(Layouts, TheSameNumbersHaveTheSameBitsInBoth) {
     EXPECT_EQ(first.dk, second.dk);
     EXPECT_EQ(first.dv, second.dv);
 }
-
-class Documents : public OnGpu {};
 
 TEST_F(Documents, AHeadDimBelowTheKernelsIsPaddedUnseen) {
     for (const int head_dim : {8, 16, 24}) {

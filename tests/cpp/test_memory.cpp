@@ -99,6 +99,28 @@ TEST_F(Workspaces, TheQueryNeedsNoMemoryYet) {
     EXPECT_EQ(with, without);
 }
 
+// Of a call of one sequence, whose arrays need no memory for that.
+size_t backward_workspace(int64_t length) {
+    const int64_t d = built_head_dim(), h = 2;
+    flash_attention_v2_backward_call call;
+    EXPECT_EQ(flash_attention_v2_backward_defaults(&call, sizeof(call)), cudaSuccess);
+    const flash_attention_v2_tensor rows = tensor(nullptr, kHalf, {1, length, h, d});
+    call.q = call.k = call.v = call.out = call.dout = call.dq = call.dk = call.dv = rows;
+    call.lse = tensor(nullptr, kFloat, {1, h, length});
+    size_t bytes = 0;
+    EXPECT_EQ(flash_attention_v2_backward_workspace(&call, &bytes), cudaSuccess)
+        << flash_attention_v2_last_error();
+    return bytes;
+}
+
+TEST_F(Workspaces, GrowWithTheLengthAndNotWithItsSquare) {
+    if (built_head_dim() == 0) { GTEST_SKIP() << "this build has no head dim with both passes in float16"; }
+    const size_t few = backward_workspace(1 << 10), many = backward_workspace(1 << 20);
+    EXPECT_GT(few, 0u);
+    EXPECT_LE(many, few << 10);
+    EXPECT_GE(many, few << 9);
+}
+
 class State : public OnRealGpu {};
 
 TEST_F(State, CallsLeaveTheCallersDeviceAndLastErrorAlone) {

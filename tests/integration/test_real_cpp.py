@@ -19,10 +19,10 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
-from scripts.base import sealed
+from scripts.base import layout, sealed
 from scripts.base.errors import ToolchainError
 from scripts.source import matrix
-from scripts.wheels import binaries, containers, contents, debian, kernels, linking, toolchain
+from scripts.wheels import binaries, containers, contents, cpp_tests, debian, kernels, linking, toolchain
 from tests.integration.test_real_wheel import ROOT, build, scripts
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
@@ -175,6 +175,32 @@ def test_a_program_is_built_by_cmake_against_the_archive(
             f"-DCUDAToolkit_ROOT={headers().parent}",
         )
     )
+
+
+def test_the_api_s_own_tests_pass_against_the_archive(archive: Path, tmp_path: Path) -> None:
+    """Without a GPU those of errors run, and the others say that they were skipped."""
+    nvcc = toolchain.toolkit(TARGET, layout.cache("toolkit"), tmp_path).nvcc
+    found = [*nvcc.parent.parent.glob("lib*/libcudart_static.a")]
+    assert found, f"{nvcc} comes without a static CUDA runtime"
+    program = cpp_tests.build(
+        tmp_path / "built",
+        {
+            "CMAKE_PREFIX_PATH": str(archive),
+            "FLASH_ATTENTION_V2_RUNTIME": str(found[0]),
+            "FlashAttentionV2_CUDA_INCLUDE_DIR": str(nvcc.parent.parent / "include"),
+        },
+    )
+    done = subprocess.run(
+        [program],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "GPUs: 0" in done.stdout
+    assert "no GPU" in done.stdout
+    assert "tests were skipped: they show nothing." in done.stdout
 
 
 def test_headers_of_cuda_are_enough(archive: Path, tools: dict[str, str], tmp_path: Path) -> None:

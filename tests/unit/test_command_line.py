@@ -114,6 +114,7 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         (["emulate", "--jobs", "0"], "'0' is not a positive number"),
         (["emulate", "--arch", "70"], "invalid choice: '70' (choose from"),
         (["emulate", "--python", "3.9"], "'3.9': choose from 3.10, 3.11"),
+        (["emulate", "--cpp", "--pytest=-x"], "--cpp runs neither Python nor pytest"),
         (["archs"], "[shared-ptx] of wheel_matrix.toml is empty"),
         (["archs", "--arch", "80"], "80: no later than the PTX that they would be made from"),
         (["apply", "--source", "svn"], "'svn' is none of git, sdist, auto"),

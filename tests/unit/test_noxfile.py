@@ -52,6 +52,7 @@ def test_the_groups_that_commands_and_developers_need_are_there() -> None:
     assert needed == {
         "cluster",
         "containers",
+        "cpp",
         "guards",
         "index",
         "inspecting",
