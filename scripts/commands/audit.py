@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import console
 from scripts.commands import arguments
-from scripts.wheels import linking
+from scripts.wheels import binaries
 
 if TYPE_CHECKING:
     import argparse
@@ -22,4 +22,4 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     for path in options.wheels:
-        console.done(f"{path.name} needs {', '.join(linking.audit(path))}")
+        console.done(f"{path.name} needs {', '.join(binaries.audit(path))}")

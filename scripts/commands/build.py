@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from scripts.base import console, layout
-from scripts.base.errors import BuildError, UpstreamError, UsageError
-from scripts.commands import arguments, build_python, on_workers
+from scripts.base.errors import BuildError
+from scripts.commands import arguments, build_checks, build_python, on_workers
 from scripts.commands.matrix import list_targets
-from scripts.source import matrix, upstream
 from scripts.source.kernel_set import DTYPES, HEAD_DIMS, Pass
-from scripts.wheels import build, choice, kernels, toolchain
+from scripts.wheels import build, choice, cpp_archive, kernels, toolchain
 from scripts.wheels.build import BuildOptions, Built, Place
 from scripts.wheels.choice import Choice, Job
 
 if TYPE_CHECKING:
     import argparse
 
+    from scripts.source import matrix
     from scripts.source.kernel_set import Kernel
 
 
@@ -94,6 +94,11 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
         help="with --stock: the Python that it is for (default: the one running this)",
     )
     parser.add_argument(
+        "--cpp",
+        action="store_true",
+        help="make the archive of the C++ API (headers, library, CMake's files) in the place of a wheel",
+    )
+    parser.add_argument(
         "--kernels-only",
         action="store_true",
         help="compile the kernel files and stop; a wheel takes them from there",
@@ -137,9 +142,9 @@ def _run(options: argparse.Namespace) -> None:
         loaded,
         Choice(options.target, options.all, options.kernels or (), options.arch or ()),
     )
-    _check(loaded, jobs, options)
+    build_checks.check(loaded, jobs, options)
     if options.dry_run or len(jobs) > 1:
-        _plan(loaded, jobs, stock=options.stock, inside=options.containers)
+        _plan(loaded, jobs, options)
     if options.dry_run:
         if options.scheduler:
             on_workers.plan(
@@ -164,7 +169,7 @@ def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
     free = shutil.disk_usage(layout.ROOT).free
     if free < 4e9:
         console.warn(f"{free / 1e9:.0f} GB are free here; a first build takes about 3 GB.")
-    how = BuildOptions(options.source, options.jobs, options.stock, options.python, options.sign)
+    how = BuildOptions(options.source, options.jobs, options.stock, options.cpp, options.python, options.sign)
     place = Place(layout.BUILD, options.out.resolve(), not options.no_cache)
     failed: list[BuildError] = []
     if options.scheduler:
@@ -182,44 +187,12 @@ def _build(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) 
         failed += [result for result in results if isinstance(result, BuildError)]
     if failed:
         raise SystemExit(failed[0].exit_code)
-    if not (options.stock or options.containers or options.kernels_only):
+    if not (options.stock or options.cpp or options.containers or options.kernels_only):
         console.note("next: nox -s verify, on a machine with a GPU")
 
 
-def _check(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
-    """Options that do not go together."""
-    if options.source is upstream.Source.GIT and (
-        unusable := upstream.submodule_state(loaded.upstream, layout.UPSTREAM)
-    ):
-        raise UpstreamError(f"--source git: {unusable}.")
-    if options.stock and len(jobs) > 1:
-        raise UsageError("--stock makes one file whatever the target; choose one target.")
-    if options.scheduler and (options.stock or options.containers):
-        raise UsageError("--scheduler compiles wheels' kernel files; leave out --stock and --containers.")
-    if options.containers and (
-        options.stock
-        or options.check_reproducible
-        or options.kernels_only
-        or options.source is upstream.Source.GIT
-    ):
-        raise UsageError(
-            "--containers makes wheels from the sdist; leave out --stock, --check-reproducible, "
-            "--kernels-only and --source git."
-        )
-    if options.python and not options.stock:
-        raise UsageError("--python is for --stock: a wheel serves every Python.")
-    if options.sign and (options.stock or options.kernels_only):
-        raise UsageError("--sign is for wheels; leave out --stock and --kernels-only.")
-    if options.image and not options.containers:
-        raise UsageError("--image is for --containers.")
-    if options.base_version and (options.stock or options.kernels_only):
-        raise UsageError("--base-version is for wheels; leave out --stock and --kernels-only.")
-    if options.kernels_only and (options.stock or options.check_reproducible):
-        raise UsageError("--kernels-only makes no wheel; leave out --stock and --check-reproducible.")
-
-
-def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) -> None:
-    """Say what builds will take, before the first, in containers (``inside``) or here.
+def _plan(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -> None:
+    """Say what builds will take, before the first.
 
     Kernels serve every target of one toolkit.
     """
@@ -235,16 +208,16 @@ def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) 
     seen: dict[tuple[str, tuple[str, ...]], set[Kernel]] = {}
     for job in jobs:
         key = (job.target.cuda, job.architectures)
-        there = set() if stock else seen.get(key, set()) | build.made(loaded, job)
+        there = set() if options.stock else seen.get(key, set()) | build.made(loaded, job)
         fresh = set(job.kernels) - there
         seen[key] = there | fresh
         compiles = f"{len(fresh)} and the binding" if fresh else "the binding"
-        if not inside and toolchain.out_of_reach(job.target):
+        if not options.containers and toolchain.out_of_reach(job.target):
             compiles += f"; needs CUDA {job.target.cuda} or --containers"
         seconds = sum(kernels.seconds_expected(k, job.architectures, loaded.shared_ptx) for k in fresh)
         table.add_row(
             job.target.name,
-            kernels.STOCK.extension if stock else f"flash_attn {loaded.version(job.target)}",
+            _makes(loaded, job, options),
             str(len(job.kernels)),
             str(len(job.kernels) - len(fresh)),
             compiles,
@@ -252,6 +225,12 @@ def _plan(loaded: matrix.Matrix, jobs: list[Job], *, stock: bool, inside: bool) 
             console.duration(seconds + 40),
         )
     console.out.print(table)
+
+
+def _makes(loaded: matrix.Matrix, job: Job, options: argparse.Namespace) -> str:
+    if options.stock:
+        return kernels.STOCK.extension
+    return f"{cpp_archive.NAME if options.cpp else 'flash_attn'} {loaded.version(job.target)}"
 
 
 def _list_kernels(chosen: set[Kernel]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # By where argparse puts them.
 _FOREIGN = ("target", "all", "python", "kernels", "arch", "jobs", "no_cache")
-_FOREIGN_RESULTS = ("stock", "kernels_only", "containers", "image")
+_FOREIGN_RESULTS = ("stock", "cpp", "kernels_only", "containers", "image")
 
 
 def run(loaded: Matrix, options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, ToolchainError, UsageError
 from scripts.commands import arguments
-from scripts.wheels import index, index_links, linking, rebuild, trust, verify
+from scripts.wheels import binaries, index, rebuild, trust, verify
 from scripts.wheels.build import BuildOptions
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ def _inspect(options: argparse.Namespace) -> None:
 
 def _checked_index(folder: Path) -> dict[str, Any]:
     """Check an index: each wheel with what lies beside it, and every page by making it again."""
-    wheels = [trust.check(path).wheel for path in sorted((folder / index_links.FILES).glob("*.whl"))]
-    index.check_itself(folder)
+    wheels = index.checked(folder)
     console.done(f"{folder}: {len(wheels)} wheels and all that is said of them are whole, byte for byte")
     return {"index": str(folder), "wheels": {wheel.path.name: wheel.sha256 for wheel in wheels}}
 
@@ -112,7 +111,7 @@ def _inspected(trusted: Trusted) -> Inspected:
     return Inspected(
         trusted,
         {name: machine_code.families(content) for name, content in extensions.items()},
-        {name: linking.needed_by(content) for name, content in extensions.items()},
+        {name: binaries.needed_by(content) for name, content in extensions.items()},
     )
 
 

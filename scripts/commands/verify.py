@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified, UsageError
 from scripts.commands import arguments
 from scripts.source import upstream
-from scripts.wheels import cluster, companions, origin, trust, verify
+from scripts.wheels import cluster, companions, index, origin, trust, verify
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +27,14 @@ def add(commands: Any) -> None:
         "The proof is written beside each wheel. Without a GPU it ends with 'not verified' (status 3; "
         "nox makes 1 of every failure).",
     )
-    parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="*", help="default: every wheel in dist/")
+    parser.add_argument(
+        "wheels",
+        metavar="WHEEL",
+        type=Path,
+        nargs="*",
+        help="or the folder of an index, which is checked first and stays as it is (default: every wheel in "
+        "dist/)",
+    )
     parser.add_argument(
         "--pytest",
         metavar="ARGUMENT",
@@ -67,7 +75,8 @@ def _run(options: argparse.Namespace) -> None:
         _write_upstream_tests(loaded, options.write_upstream_tests)
         return
     _check_attested(options)
-    wheels = _wheels(options, loaded)
+    of_indexes = _of_indexes(options)
+    wheels = [*of_indexes, *_wheels(options, loaded)]
     beside = verify.Beside(options.torch, options.python)
     if options.scheduler:
         _on_workers(options, wheels)
@@ -83,7 +92,8 @@ def _run(options: argparse.Namespace) -> None:
             built_from = origin.check_series(facts, layout.ROOT, layout.cache("sdist"))
             console.note(f"{path.name}: its series is that of {built_from.where}")
             suite = layout.ROOT / "tests" / facts.suite.folder
-            verify.verify(path, built_from.checkout, suite, layout.BUILD, options.pytest, beside)
+            how = replace(beside, keeps=path not in of_indexes)
+            verify.verify(path, built_from.checkout, suite, layout.BUILD, options.pytest, how)
             if options.sign:
                 trust.attest_proof(path, sign=True)
         except BuildError as e:
@@ -109,15 +119,27 @@ def _check_attested(options: argparse.Namespace) -> None:
         )
 
 
+def _of_indexes(options: argparse.Namespace) -> list[Path]:
+    """The wheels of the indexes that were named, which are whole."""
+    folders = [path for path in options.wheels if path.is_dir()]
+    if folders and (options.sign or options.attest or options.scheduler):
+        raise UsageError(
+            f"{folders[0]} is an index, in which nothing is written: --sign, --attest and --scheduler are "
+            "for the wheels that it was made of."
+        )
+    return [wheel.path for folder in folders for wheel in index.checked(folder)]
+
+
 def _wheels(options: argparse.Namespace, loaded: Matrix) -> list[Path]:
     """The wheels that were named, or those in dist/; with ``--upstream``, of that one alone."""
     distribution = loaded.upstream.distribution if options.upstream else ""
     if not options.wheels:
         return verify.wheels_in(layout.DIST, distribution)
-    for path in options.wheels:
+    named = [path for path in options.wheels if not path.is_dir()]
+    for path in named:
         if distribution and not verify.is_of(path, distribution):
             raise UsageError(f"{path} is no wheel of {loaded.name}; leave out --upstream.")
-    return list(options.wheels)
+    return named
 
 
 def _worse(one: BuildError | None, other: BuildError) -> BuildError:

@@ -31,6 +31,7 @@ from scripts.lab.build_figures import Ours, Side, Spent
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
 from scripts.wheels import build, choice, compiling, flags, kernels, linking, toolchain, torch_environment
+from scripts.wheels.linking import Product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -190,14 +191,22 @@ def _without_bias(plan: kernels.Plan) -> list[metering.Compile]:
 
 
 def _side(compiled: _SideCompiles, tools: toolchain.Toolchain, folder: Path) -> Side:
-    """The figures of a side whose files were compiled; links its extension."""
-    extension = folder / f"{compiled.name}.so"
+    """The figures of a side whose files were compiled; links what a wheel of it has."""
     objects = [unit.target for unit in (*compiled.binding, *compiled.kernels)]
-    linking.link(tools, objects, extension, folder / "logs" / "link.log", stock=compiled.name != "ours")
+    log, first = folder / "logs" / "link.log", folder / f"{compiled.name}.so"
+    linked = [first]
+    if compiled.name == "ours":
+        binding = [path for path in objects if path.stem == Path(kernels.BINDING).stem]
+        rest = [path for path in objects if path not in binding]
+        linked.append(folder / "ours-binding.so")
+        linking.link(tools, rest, first, log, Product.LIBRARY)
+        linking.link(tools, [*binding, first], linked[1], log, Product.BINDING)
+    else:
+        linking.link(tools, objects, first, log, Product.STOCK)
     return Side(
         metering.metered_seconds(folder, compiled.kernels),
         sum(metering.metered_seconds(folder, compiled.binding).values()),
-        _deflated(extension),
+        sum(map(_deflated, linked)),
     )
 
 
@@ -226,7 +235,7 @@ def compare(
     compiles = [*metering.side_by_side(sides), *ours.binding, *upstreams.binding]
     metering.meter(plan, compiles, jobs, folder)
     our_side, upstreams_side = (_side(compiled, tools, folder) for compiled in (ours, upstreams))
-    for begun in (binding[0].target.parent, folder / "dist"):
+    for begun in {*(unit.target.parent for unit in binding), folder / "linked", folder / "dist"}:
         shutil.rmtree(begun, ignore_errors=True)
     spent: list[Spent] = []
     built: list[build.Built] = []

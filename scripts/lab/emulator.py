@@ -27,6 +27,7 @@ from scripts.base.process import run
 from scripts.series import clone
 from scripts.source import upstream
 from scripts.wheels import (
+    binaries,
     compiling,
     cpp_tests,
     kernels,
@@ -51,7 +52,6 @@ FLAVOUR = replace(
 )
 _SOURCES = ("decode", "machine", "runtime")
 _FOR_TORCH = "allocator"
-LIBRARY = "libflash_attention_v2.so.1"
 _PACKAGES = (
     *("pytest>=8.4", "pytest-xdist>=3.6", "hypothesis>=6.130", "einops"),
     f"apache-tvm-ffi=={tvm_ffi.VERSION}",
@@ -162,7 +162,7 @@ def package(
             applied.check_unchanged()
             libraries = [f"-L{env.site}/torch/lib", "-ltorch_cpu", "-lc10", *linking.ffi_options(tools)]
             # Bound within: torch may bring the real CUDA runtime along.
-            output = unfinished / FLAVOUR.extension / linking.LIBRARY
+            output = unfinished / FLAVOUR.extension / binaries.EXTENSION
             run(
                 [tools.cxx, "-shared", "-Wl,-Bsymbolic", "-o", output, *objects, *libraries],
                 error=CompileError,
@@ -187,12 +187,12 @@ def library(
     folder = layout.BUILD / "emulator"
     objects = [*compiled.objects, *interpreter(tools, folder, torch=False)]
     name = hashlib.sha256(repr([str(path) for path in objects]).encode()).hexdigest()[:16]
-    target = folder / f"cpp-{name}" / LIBRARY
+    target = folder / f"cpp-{name}" / binaries.LIBRARY
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_suffix(".part")
         run(
-            [tools.cxx, "-shared", "-Wl,-Bsymbolic", f"-Wl,-soname,{LIBRARY}", "-o", part, *objects],
+            [tools.cxx, "-shared", "-Wl,-Bsymbolic", f"-Wl,-soname,{binaries.LIBRARY}", "-o", part, *objects],
             error=CompileError,
             what="could not link the emulated library",
         )

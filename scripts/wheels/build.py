@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tarfile
 import time
 import zipfile
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from scripts.base.errors import BuildError, UsageError, WheelError
 from scripts.base.process import last_lines
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import compiling, containers, kernels, linking, metadata, toolchain, trust, wheel
+from scripts.wheels import compiling, containers, kernels, metadata, products, toolchain, trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,13 +35,14 @@ class BuildOptions:
     source: upstream.Source
     jobs: int | None = None  # compilers at once; None: by cores and memory
     stock: bool = False  # upstream's kernels as a bare extension, in the place of a wheel
+    cpp: bool = False  # the C++ API's archive, in the place of a wheel
     python: str | None = None  # that stock's extension is for; None: the one running
     sign: bool = False  # the statement of how each wheel was built
 
 
 @dataclass(frozen=True)
 class Built:
-    """One wheel that was built."""
+    """One wheel, archive or bare extension that was built."""
 
     path: Path
     size: int
@@ -93,7 +95,7 @@ def kernels_only(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: 
 
 
 def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Place) -> Built:
-    """One wheel, or stock's bare extension."""
+    """One wheel, the archive of its C++ API, or stock's bare extension."""
     build, out = place.build, place.out
     started = time.monotonic()
     if options.stock:  # the first patch alone, which lets a build choose kernels and no more
@@ -110,24 +112,11 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
         f"Kernel files: {len(plan.kernels)}, for {', '.join('sm_' + a for a in plan.architectures)}; "
         "and the binding"
     )
-    binding = kernels.binding_units(plan)
-    compiled = _compile(plan, [*binding, *kernels.kernel_units(plan)], options.jobs)
-    linker = linking.link_options(tools, stock=options.stock)
-    extension = (
-        binding[0].target.parent / f"{flavour.extension}-{kernels.extension_key(compiled.objects, linker)}.so"
-    )
-    if not linking.is_linked(extension):
-        console.step("Linking")
-        linking.link(tools, compiled.objects, extension, build / "logs" / "link.log", stock=options.stock)
-    if options.stock:
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / f"{flavour.extension}.cpython-{tools.environment.tag[2:]}-x86_64-linux-gnu.so"
-        shutil.copyfile(extension, path.with_suffix(".part"))
-        path.with_suffix(".part").replace(path)
-    else:
-        facts = metadata.provenance(loaded, job.target, patches, plan)
-        facts["static_libraries"] = linking.static_libraries(extension)
-        path = wheel.pack(loaded, job.target, plan, extension, facts, out)
+    compiled = _compile(plan, [*kernels.binding_units(plan), *kernels.kernel_units(plan)], options.jobs)
+    facts = {} if options.stock else metadata.provenance(loaded, job.target, patches, plan)
+    made = products.Made(loaded, job.target, plan, compiled.objects, facts)
+    pack = products.stock if options.stock else products.archive if options.cpp else products.wheel_of
+    path = pack(made, out)
     content = path.read_bytes()
     built = Built(
         path, len(content), hashlib.sha256(content).hexdigest(), time.monotonic() - started, compiled
@@ -197,7 +186,10 @@ def _difference(ours: Path, theirs: Path) -> str:
 
 
 def _differing(ours: Path, theirs: Path) -> list[str]:
-    """The files of two wheels that are not in both, or differ."""
+    """The files of two wheels, or archives, that are not in both, or differ."""
+    if tarfile.is_tarfile(ours):
+        with tarfile.open(ours) as a, tarfile.open(theirs) as b:
+            return sorted({name for name, _ in _members(a) ^ _members(b)})
     if not zipfile.is_zipfile(ours):
         return ["the extension"]
     with zipfile.ZipFile(ours) as a, zipfile.ZipFile(theirs) as b:
@@ -206,6 +198,15 @@ def _differing(ours: Path, theirs: Path) -> list[str]:
             for n in sorted({*a.namelist(), *b.namelist()})
             if n not in a.namelist() or n not in b.namelist() or a.read(n) != b.read(n)
         ]
+
+
+def _members(archive: tarfile.TarFile) -> set[tuple[str, bytes]]:
+    """Each entry's name, with its header and content."""
+    found = set()
+    for entry in archive:
+        content = archive.extractfile(entry) if entry.isfile() else None
+        found.add((entry.name, repr(entry.get_info()).encode() + (content.read() if content else b"")))
+    return found
 
 
 def made(loaded: matrix.Matrix, job: Job) -> set[kernel_set.Kernel]:

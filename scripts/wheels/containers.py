@@ -47,7 +47,7 @@ _ENVIRONMENT = (
     "SCCACHE_CACHE_SIZE",
 )
 # Loaded by torch and apache-tvm-ffi before us.
-_ELSEWHERE = ("libtvm_ffi.so", "libcudart.so.*", "libcuda.so.*")
+ELSEWHERE = ("libtvm_ffi.so", "libcudart.so.*", "libcuda.so.*")
 TRIED = ("3.10", "3.12", "3.14")  # the Pythons that import a container's wheel
 
 
@@ -123,7 +123,7 @@ def configuration(request: Request, engine: Engine, requirements: Sequence[str],
         requirements: of our build system, for the kernels' environment inside.
         python: this process's interpreter, which audits on the host.
     """
-    excluded = " ".join(f"--exclude {shlex.quote(name)}" for name in _ELSEWHERE)
+    excluded = " ".join(f"--exclude {shlex.quote(name)}" for name in ELSEWHERE)
     settings = tomlkit.document()
     settings["tool"] = {
         "cibuildwheel": {

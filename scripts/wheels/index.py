@@ -19,12 +19,13 @@ from pydantic import Field
 from scripts.base import documents, files
 from scripts.base.documents import Document
 from scripts.base.errors import UsageError, WheelError
-from scripts.wheels import index_entry, index_links, index_page, index_variants
+from scripts.wheels import index_entry, index_links, index_page, index_variants, trust
 from scripts.wheels.index_links import FILES, SIMPLE, VARIANTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from scripts.wheels.contents import Contents
     from scripts.wheels.index_entry import Entry
 
 MARKER = "about.json"
@@ -92,6 +93,17 @@ def check_itself(out: Path) -> tuple[Entry, ...]:
         listed = Path(folder) / "yanked.toml"
         files.write(listed, tomlkit.dumps({"format": 1, "wheels": told.yanked}))
         return _compare(Request(out / FILES, told.url, listed, told.variants, told.torch_cuda), out)
+
+
+def checked(out: Path) -> list[Contents]:
+    """The wheels of an index, once each is whole with what lies beside it, and every page is right.
+
+    Raises:
+        WheelError: a file was changed, is missing or too many; it is named.
+    """
+    wheels = [trust.check(path).wheel for path in sorted((out / FILES).glob("*.whl"))]
+    check_itself(out)
+    return wheels
 
 
 def _compare(request: Request, out: Path) -> tuple[Entry, ...]:

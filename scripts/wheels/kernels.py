@@ -47,7 +47,7 @@ _SEEDED = " --frandom-seed=$source"
 CORE = "csrc/flash_attn/core"  # what is compiled once for each choice of kernels
 API = "csrc/flash_attn/api"  # and so is the C++ API around it
 BINDING = f"{CORE}/binding.cpp"  # which Python calls the core through
-_INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", CORE, "csrc/cutlass/include")
+INCLUDES = ("csrc/flash_attn", "csrc/flash_attn/src", CORE, "csrc/cutlass/include")
 
 # Seconds and bytes that a file of head dim 64 or 128 took on one core with nvcc 13.0 for one architecture.
 # They order the files, limit the jobs and weigh the progress bar; what is built does not depend on them.
@@ -153,7 +153,7 @@ def extension_key(objects: Sequence[Path], options: Sequence[str]) -> str:
 def _includes(plan: Compilation, *, torch: bool) -> list[str]:
     toolchain = plan.toolchain
     folders: list[str | Path] = [*toolchain.toolkit.include]
-    words = [f"-I{folder}" for folder in _INCLUDES]
+    words = [f"-I{folder}" for folder in INCLUDES]
     if torch:
         site, env = _site(plan), toolchain.environment
         folders = [

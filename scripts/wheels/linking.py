@@ -1,109 +1,38 @@
-"""Link kernels and binding into the extension; read which libraries one needs."""
+"""Link kernels into the library that C++ and Python call, and the binding; or into upstream's extension."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import tempfile
-import zipfile
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
-
 from scripts.base import files
-from scripts.base.errors import WheelError
+from scripts.base.errors import ToolchainError, WheelError
 from scripts.base.process import run
 from scripts.wheels import tvm_ffi
+from scripts.wheels.binaries import EXTENSION, LIBRARY, LIBRARY_IN_WHEEL, needed
 from scripts.wheels.flags import HIDDEN_OPTIONS
+from scripts.wheels.kernels import FORK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scripts.wheels.toolchain import Toolchain
 
-# What torch and apache-tvm-ffi load before us, and what manylinux counts on.
-_PRESENT = re.compile(
-    r"libcudart\.so\.\d+|libtvm_ffi\.so|lib(stdc\+\+|gcc_s|c|m|dl|rt|pthread)\.so\.\d+|ld-linux-x86-64\.so\.2"
-)
-# The newest symbols that manylinux_2_28 counts on (PEP 600; auditwheel's policy of that name).
-_MANYLINUX = "manylinux_2_28"
-_NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
-
-
-LIBRARY = "core.so"  # the extension: the core, its binding and the kernels
-
-_WRAPPED = ("-Wl,--wrap=cudaFuncSetAttribute",)
-
 _TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")
 
-
-def needed(library: Path) -> tuple[str, ...]:
-    """The shared libraries that an ELF file asks the loader for (its ``DT_NEEDED``)."""
-    return needed_by(library.read_bytes())
+_STATIC_RUNTIME = "libcudart_static.a"
 
 
-def needed_by(content: bytes) -> tuple[str, ...]:
-    """The same, of what such a file holds."""
-    dynamic = ELFFile(io.BytesIO(content)).get_section_by_name(".dynamic")
-    if not isinstance(dynamic, DynamicSection):
-        return ()
-    return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED"))  # type: ignore[attr-defined]  # set by the tag's kind
+class Product(Enum):
+    """What is linked."""
 
-
-def too_new(library: Path) -> tuple[str, ...]:
-    """The versions of the system's symbols that a library asks for and manylinux_2_28 lacks."""
-    with library.open("rb") as stream:
-        section = ELFFile(stream).get_section_by_name(".gnu.version_r")
-        if not isinstance(section, GNUVerNeedSection):
-            return ()
-        asked = {version.name for _, versions in section.iter_versions() for version in versions}
-    newer = set()
-    for name in asked:
-        kind, _, number = name.partition("_")
-        numbered = kind in _NEWEST and re.fullmatch(r"[\d.]+", number)
-        if numbered and tuple(map(int, number.split("."))) > _NEWEST[kind]:
-            newer.add(name)
-    return tuple(sorted(newer))
-
-
-def platform(library: Path) -> str:
-    """The platform of a wheel's tag: manylinux where the library asks for no newer system, else this."""
-    return "linux_x86_64" if too_new(library) else f"{_MANYLINUX}_x86_64"
-
-
-def audit(path: Path) -> tuple[str, ...]:
-    """The shared libraries that a wheel's extensions need.
-
-    Raises:
-        WheelError: one that its users may not have, or that was packed into the wheel and would be there
-            twice.
-    """
-    libraries: set[str] = set()
-    try:
-        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
-            names = [name for name in archive.namelist() if re.search(r"\.so(\.\d+)*$", name)]
-            for name in names:
-                libraries.update(needed(Path(archive.extract(name, folder))))
-    except (zipfile.BadZipFile, ELFError) as e:
-        raise WheelError(f"{path} is damaged, or no wheel ({e}); build it again.") from e
-    foreign = sorted(name for name in libraries if not _PRESENT.fullmatch(name))
-    inside = [name for name in names if "flash_attn.libs/" in name]
-    if foreign or inside or not names:
-        problems = [
-            *(f"needs {name}" for name in foreign),
-            *(f"contains {name}" for name in inside),
-            *([] if names else ["has no extension"]),
-        ]
-        raise WheelError(
-            f"{path.name} {', '.join(problems)}; a wheel may need torch, its CUDA runtime and the system's C "
-            "and C++ libraries alone."
-        )
-    return tuple(sorted(libraries))
+    STOCK = "upstream's extension"
+    LIBRARY = "the library of a wheel"  # it needs the CUDA runtime by the name that torch loads
+    ARCHIVED = "the library of the archive"  # it holds a CUDA runtime
+    BINDING = "what Python loads"
 
 
 def ffi_options(toolchain: Toolchain) -> list[str]:
@@ -111,28 +40,74 @@ def ffi_options(toolchain: Toolchain) -> list[str]:
     return [] if toolchain.ffi is None else [f"-L{toolchain.ffi.lib}", f"-l:{tvm_ffi.LIBRARY}"]
 
 
-def link_options(toolchain: Toolchain, *, stock: bool) -> list[str]:
+def link_options(toolchain: Toolchain, product: Product) -> list[str]:
     """What the linker is told beside objects and folders.
 
-    The extension is stripped. It needs the CUDA runtime by the name that torch loads, so that a process has
-    one. Ours shows the functions that are called through apache-tvm-ffi alone, and needs nothing else
-    (``-z defs``); stock's needs torch. Kernel files call cudaFuncSetAttribute through the core's
-    ``__wrap_cudaFuncSetAttribute`` (core/launch.cpp).
+    All are stripped. The wheel's parts and stock's extension need the CUDA runtime by the name that torch
+    loads, so that a process has one. Ours need nothing else (``-z defs``); stock's needs torch. Kernel files
+    call cudaFuncSetAttribute through the core's ``__wrap_cudaFuncSetAttribute`` (core/launch.cpp).
     """
-    runtime = f"-l:libcudart.so.{toolchain.toolkit.release.partition('.')[0]}"
-    if stock:
+    major = toolchain.toolkit.release.partition(".")[0]
+    runtime = f"-l:libcudart.so.{major}"
+    if product is Product.STOCK:
         return ["-shared", "-s", *(f"-l{name}" for name in _TORCH_LIBRARIES), runtime]
-    own = [f"-Wl,-soname,{LIBRARY}", "-Wl,-z,defs", "-Wl,--gc-sections", *_WRAPPED]
-    return ["-shared", "-s", *own, runtime, f"-l:{tvm_ffi.LIBRARY}"]
+    own = ["-shared", "-s", "-Wl,-z,defs", "-Wl,--gc-sections"]
+    if product is Product.BINDING:
+        up = _way(f"{FORK.extension}/{EXTENSION}", str(PurePosixPath(LIBRARY_IN_WHEEL).parent))
+        return [*own, f"-Wl,-soname,{EXTENSION}", *_searching(up), f"-l:{tvm_ffi.LIBRARY}"]
+    library = [*own, f"-Wl,-soname,{LIBRARY}", "-Wl,--wrap=cudaFuncSetAttribute"]
+    if product is Product.LIBRARY:
+        return [*library, *_searching(_way(LIBRARY_IN_WHEEL, f"{runtime_package(major)}/lib")), runtime]
+    hidden = ["-Wl,--exclude-libs,ALL", "-Wl,--as-needed"]
+    return [*library, *hidden, f"-l:{_STATIC_RUNTIME}", "-ldl", "-lrt", "-lpthread"]
+
+
+def runtime_package(major: str) -> str:
+    """Where the CUDA runtime that torch depends on lies beside a wheel, for programs that load no torch.
+
+    >>> runtime_package("12"), runtime_package("13")
+    ('nvidia/cuda_runtime', 'nvidia/cu13')
+    """
+    return "nvidia/cuda_runtime" if major == "12" else f"nvidia/cu{major}"
+
+
+def _way(file: str, folder: str) -> str:
+    """From a file's folder to another folder of a wheel.
+
+    >>> _way("flash_attn_2_cuda/core.so", "flash_attn/cpp/lib")
+    '../flash_attn/cpp/lib'
+    """
+    return "../" * (len(PurePosixPath(file).parts) - 1) + folder
+
+
+def _searching(way: str) -> list[str]:
+    """Have the loader look there, as seen from the library that asks; after what LD_LIBRARY_PATH names."""
+    return [f"-Wl,-rpath,$ORIGIN/{way}", "-Wl,--enable-new-dtags"]
 
 
 def link(
-    toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path, *, stock: bool = False
+    toolchain: Toolchain,
+    objects: Sequence[Path],
+    target: Path,
+    log: Path,
+    product: Product = Product.LIBRARY,
 ) -> None:
-    """Link kernels and binding into the extension, stripped; one run at a time in a clone, and once."""
+    """Link one product, stripped; one run at a time in a clone, and once.
+
+    Args:
+        toolchain: its C++ compiler links.
+        objects: of which it is made; of the binding, the wheel's library too.
+        target: the file.
+        log: where the linker's words go.
+        product: what it is.
+
+    Raises:
+        ToolchainError: the toolkit lacks the CUDA runtime that the archive's library is to hold.
+        WheelError: the linker failed, or linked libstdc++ into the file.
+    """
     with files.in_turn(log.with_suffix(".lock"), "links in this clone"):
         if not is_linked(target):
-            _link(toolchain, objects, target, log, stock=stock)
+            _link(toolchain, objects, target, log, product)
 
 
 def _archives(target: Path) -> Path:
@@ -159,49 +134,90 @@ def _members_in(link_map: str) -> list[str]:
     return sorted({Path(name).name for name in re.findall(r"(\S+\.a)\([^()\s]+\)", link_map)})
 
 
+# The functions of the C++ API; those of a C interface are there by their common beginning.
+_API = """
+FLASH_ATTENTION_V2_1 {
+    global:
+        flash_attention_v2_*;
+        extern "C++" {
+            flash_attention_v2_init*;
+            flash_attention_v2_cleanup*;
+            flash_attention_v2_set_layout*;
+            flash_attention_v2_forward*;
+            flash_attention_v2_backward*;
+            is_config_valid*;
+        };
+    local: *;
+};
+"""
+# What the binding calls: the core's functions that its source shows (core/shown.h).
+_PRIVATE = """
+FLASH_ATTENTION_V2_PRIVATE {
+    global: extern "C++" { flash::core::*; };
+};
+"""
 # The symbols of ours that others may see.
-_SHOWN = "{ global: __tvm_ffi_*; local: *; };\n"
+_SHOWN = {
+    Product.LIBRARY: _API + _PRIVATE,
+    Product.ARCHIVED: _API,
+    Product.BINDING: "{ global: __tvm_ffi_*; local: *; };\n",
+}
 
 
-def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path, *, stock: bool) -> None:
+def shown(product: Product) -> str:
+    """The version script of a product; none for stock's extension, whose symbols are as upstream has them."""
+    return _SHOWN.get(product, "")
+
+
+def _folders(toolchain: Toolchain, product: Product) -> list[Path]:
+    """Where the linker looks."""
     root = toolchain.toolkit.nvcc.parent.parent
     folders = [root / "lib64", root / "lib"]
-    if stock:
+    if product is Product.ARCHIVED and not any((folder / _STATIC_RUNTIME).is_file() for folder in folders):
+        raise ToolchainError(
+            f"{root} has no {_STATIC_RUNTIME}, the CUDA runtime that the archive's library holds. Install "
+            "the whole CUDA toolkit and set CUDA_HOME, or build the wheel, whose library needs it not."
+        )
+    if product is Product.STOCK:
         env = toolchain.environment
-        folders = [env.site / "torch/lib", *(folder / "lib" for folder in env.cuda), *folders]
-    elif toolchain.ffi is not None:
-        folders.append(toolchain.ffi.lib)
+        return [env.site / "torch/lib", *(folder / "lib" for folder in env.cuda), *folders]
+    return [*folders, *([toolchain.ffi.lib] if toolchain.ffi is not None else [])]
+
+
+def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path, product: Product) -> None:
+    folders = _folders(toolchain, product)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part, shown = target.with_name(target.name + ".part"), target.with_name(target.name + ".map")
-    files.write(shown, _SHOWN)
+    part, script = target.with_name(target.name + ".part"), target.with_name(target.name + ".map")
+    if shown(product):
+        files.write(script, shown(product))
     command: list[str | Path] = [
         toolchain.cxx,
         "-o",
         part,
         *objects,
         *(f"-L{folder}" for folder in folders if folder.is_dir()),
-        *link_options(toolchain, stock=stock),
-        *([] if stock else [f"-Wl,--version-script={shown}"]),
+        *link_options(toolchain, product),
+        *([f"-Wl,--version-script={script}"] if shown(product) else []),
         f"-Wl,-Map={part}.map",
     ]
     run(
         command,
         error=WheelError,
-        what="could not link the extension",
+        what=f"could not link {product.value}",
         hint="Objects of a damaged disk or another compiler? Delete build/kernels and build again.",
         log=log,
         without=HIDDEN_OPTIONS,
     )
-    shown.unlink()
+    script.unlink(missing_ok=True)
     told = Path(f"{part}.map")
     link_map = told.read_text(encoding="utf-8", errors="replace")
     told.unlink()
     if not any(name.startswith("libstdc++.so") for name in needed(part)):
         part.unlink()
         raise WheelError(
-            f"{toolchain.cxx} linked libstdc++ into the extension; torch brings another, and the first C++ "
-            "error that crosses between the two crashes the process. Install the compiler's shared library "
-            "(Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
+            f"{toolchain.cxx} linked libstdc++ into {product.value}; the program brings another, and the "
+            "first C++ error that crosses between the two crashes the process. Install the compiler's shared "
+            "library (Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
         )
     files.write(_archives(target), json.dumps(_members_in(link_map)))
     part.replace(target)

@@ -10,6 +10,7 @@ import json
 import re
 import uuid
 from datetime import datetime, timezone
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cyclonedx.model import (
@@ -37,7 +38,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 from scripts.base import sealed
-from scripts.wheels import linking
+from scripts.wheels import binaries
 from scripts.wheels.contents import elf_files
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def describe(entries: dict[str, bytes], info: str, place: str, facts: dict[str, 
         facts: what that says.
     """
     told, (name, version) = sealed.seal(facts), info.removesuffix(".dist-info").split("-", 1)
-    libraries = {library for elf in elf_files(entries).values() for library in linking.needed_by(elf)}
+    found = elf_files(entries)
+    inside = {PurePosixPath(elf).name for elf in found}
+    libraries = {library for elf in found.values() for library in binaries.needed_by(elf)} - inside
     bom = render(name.replace("_", "-"), version, told, sorted(libraries))
     return {**entries, place: sealed.render(told), f"{info}/sboms/{name}.cdx.json": bom}
 
@@ -74,16 +77,17 @@ def name_in(wheel: Contents) -> str:
     return f"{name}-{version}.dist-info/sboms/{name}.cdx.json"
 
 
-def render(name: str, version: str, facts: dict[str, Any], needed: list[str]) -> bytes:
-    """The SBOM of a wheel.
+def render(name: str, version: str, facts: dict[str, Any], needed: list[str], *, upstream: str = "") -> bytes:
+    """The SBOM of a wheel, or of an archive.
 
     Args:
-        name: of its distribution.
+        name: of the wheel's distribution, or of the archive.
         version: of the wheel.
         facts: its sealed provenance.
         needed: the shared libraries that its extensions ask the loader for.
+        upstream: of an archive, which no package index has: the distribution that it was made from.
     """
-    wheel = _wheel(name, version, facts)
+    wheel = _wheel(name, version, facts, upstream)
     code = [*_headers(facts), *_linked(facts, needed)]
     bom = Bom(
         serial_number=_SERIALS,
@@ -128,19 +132,19 @@ def _property(document: dict[str, Any], name: str) -> str | None:
     return next((entry["value"] for entry in listed if entry.get("name") == name), None)
 
 
-def _wheel(name: str, version: str, facts: dict[str, Any]) -> Component:
-    """The wheel: upstream's release with the patches."""
+def _wheel(name: str, version: str, facts: dict[str, Any], upstream: str) -> Component:
+    """The wheel, or the archive: upstream's release with the patches."""
     patches = facts["series"]["patches"]
     commit = facts["upstream"]["commit"]
     return Component(
         type=ComponentType.LIBRARY,
         name=name,
         version=version,
-        bom_ref="wheel",
-        purl=PackageURL("pypi", name=name, version=version),
+        bom_ref="archive" if upstream else "wheel",
+        purl=PackageURL("generic" if upstream else "pypi", name=name, version=version),
         licenses=[DisjunctiveLicense(id="BSD-3-Clause")],
         pedigree=Pedigree(
-            ancestors=[_upstream(name, facts["upstream"])],
+            ancestors=[_upstream(upstream or name, facts["upstream"])],
             commits=[Commit(uid=commit, url=XsUri(f"{REPOSITORY}/commit/{commit}"))]
             if _known(commit)
             else [],

@@ -51,10 +51,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a wheel is tried beside: versions, or its own torch and the running Python."""
+    """What a wheel is tried beside: versions, or its own torch and the running Python.
+
+    A proof of the latter is kept beside the wheel, unless that lies in an index, which would be changed.
+    """
 
     torch: str | None = None
     python: str | None = None
+    keeps: bool = True
 
     def in_words(self, facts: Facts) -> str:
         """Both, of a wheel."""
@@ -168,11 +172,8 @@ def verify(
     environments.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=environments, prefix="verify-") as folder:
         root = Path(folder)
-        # A copy: a build may put another wheel in its place meanwhile.
         facts = facts_of(path)
-        tried = Path(shutil.copyfile(path, root / path.name))
-        if sha256(tried) != facts.sha256:
-            raise VerifyError(f"{path} was replaced while it was verified; run this again.")
+        tried = _copy(path, facts, root)
         python = installed(replace(facts, path=tried), root / "venv", build / "logs", beside)
         proof = root / "proof.json"
         status = _run_suite(python, suite, tried, proof, checkout, extra)
@@ -189,6 +190,14 @@ def verify(
     kept = f" The proof is {companions.proof(path)}." if is_kept else " No proof was kept."
     _judge(path, status, result, kept, chosen=bool(extra))
     return result
+
+
+def _copy(path: Path, facts: Facts, folder: Path) -> Path:
+    """The wheel to try: a build may put another one in its place meanwhile."""
+    tried = Path(shutil.copyfile(path, folder / path.name))
+    if sha256(tried) != facts.sha256:
+        raise VerifyError(f"{path} was replaced while it was verified; run this again.")
+    return tried
 
 
 def _run_suite(

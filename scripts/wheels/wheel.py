@@ -1,4 +1,4 @@
-"""Pack the extension with the tree's Python files, metadata and provenance into one wheel.
+"""Pack what was linked with the tree's Python files, metadata and provenance into one wheel.
 
 Packing adds nothing of its own to the objects: entries in order, one date for all of them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+import re
 import tempfile
 import zipfile
 from contextlib import contextmanager
@@ -18,24 +19,24 @@ from wheel.wheelfile import WheelFile
 
 from scripts.base import layout
 from scripts.source.kernel_set import spell_kernels
-from scripts.wheels import companions, linking, sbom, trust
+from scripts.wheels import binaries, companions, cpp_package, linking, sbom, trust
 from scripts.wheels.kernels import FORK
 from scripts.wheels.metadata import PROVENANCE, fork_metadata, python_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from scripts.source.matrix import Matrix, Target
     from scripts.wheels.kernels import Plan
 
-_DATE = (2025, 1, 1, 0, 0, 0)  # of every entry, as in the series' commits
+DATE = (2025, 1, 1, 0, 0, 0)  # of every entry, as in the series' commits
 
 
 @contextmanager
 def _source_date() -> Iterator[None]:
     """The date of RECORD, which the wheel library writes itself, from the variable that it honours."""
     before = os.environ.get("SOURCE_DATE_EPOCH")
-    os.environ["SOURCE_DATE_EPOCH"] = str(int(datetime(*_DATE, tzinfo=timezone.utc).timestamp()))
+    os.environ["SOURCE_DATE_EPOCH"] = str(int(datetime(*DATE, tzinfo=timezone.utc).timestamp()))
     try:
         yield
     finally:
@@ -45,8 +46,8 @@ def _source_date() -> Iterator[None]:
             os.environ["SOURCE_DATE_EPOCH"] = before
 
 
-def _build_tag(plan: Plan) -> str:
-    """What tells wheels of one version apart: kernels and architectures.
+def build_tag(plan: Plan) -> str:
+    """What tells wheels, and archives, of one version apart: kernels and architectures.
 
     It starts with a number, and installers prefer the larger.
     """
@@ -59,24 +60,36 @@ def pack(
     matrix: Matrix,
     target: Target,
     plan: Plan,
-    extension: Path,
+    linked: Mapping[linking.Product, Path],
     facts: dict[str, Any],
     dist: Path,
 ) -> Path:
-    """Write the wheel into ``dist``, aside and then renamed."""
-    tree, tag = plan.tree, f"py3-none-{linking.platform(extension)}"
+    """Write the wheel into ``dist``, aside and then renamed.
+
+    Args:
+        matrix: as the upstream sees it.
+        target: whose wheel it is.
+        plan: what was compiled.
+        linked: the wheel's library and its binding.
+        facts: what the wheel says of itself.
+        dist: the folder.
+    """
+    tree, tag = plan.tree, f"py3-none-{binaries.platform(*linked.values())}"
     version = matrix.version(target)
     info = f"flash_attn-{version}.dist-info"
-    build_tag = _build_tag(plan)
-    name = f"flash_attn-{version}-{build_tag}-{tag}.whl"
+    choice = build_tag(plan)
+    name = f"flash_attn-{version}-{choice}-{tag}.whl"
     metadata = fork_metadata(tree.root, matrix, target)
     wheel = "Wheel-Version: 1.0\nGenerator: flash-attention-deterministic\nRoot-Is-Purelib: false\n"
-    wheel += f"Build: {build_tag}\nTag: {tag}\n"
+    wheel += f"Build: {choice}\nTag: {tag}\n"
     entries: dict[str, bytes] = {
         name: (tree.root / name).read_bytes() for name in python_files(tree.root, (FORK.extension,))
     }
+    product = linking.Product.LIBRARY
+    cpp = cpp_package.files(tree.root, linked[product], plan.toolchain, product)
+    entries |= {f"{binaries.CPP}/{name}": content for name, content in cpp.items()}
     entries |= {
-        f"{FORK.extension}/{linking.LIBRARY}": extension.read_bytes(),
+        f"{FORK.extension}/{binaries.EXTENSION}": linked[linking.Product.BINDING].read_bytes(),
         f"{info}/METADATA": metadata.encode(),
         f"{info}/WHEEL": wheel.encode(),
         f"{info}/top_level.txt": f"flash_attn\n{FORK.extension}\n".encode(),
@@ -97,8 +110,8 @@ def write(place: Path, entries: dict[str, bytes]) -> Path:
         with WheelFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
             # Metadata last, as the binary distribution format recommends.
             for entry in sorted(entries, key=lambda e: (".dist-info/" in e, e)):
-                header = zipfile.ZipInfo(entry, _DATE)
-                header.external_attr = (0o100755 if entry.endswith(".so") else 0o100644) << 16
+                header = zipfile.ZipInfo(entry, DATE)
+                header.external_attr = (0o100755 if re.search(r"\.so(\.\d+)*$", entry) else 0o100644) << 16
                 header.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(header, entries[entry])
         publish(part, place)

@@ -17,6 +17,7 @@ from scripts.base.layout import cache
 from scripts.series import model, tree
 from scripts.source import kernel_set, matrix, upstream
 from scripts.wheels import kernels, metadata, wheel
+from scripts.wheels.linking import Product
 from tests.unit.conftest import toolchain
 
 pytestmark = pytest.mark.network
@@ -55,9 +56,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     plan = kernels.Plan(
         applied, toolchain(folder, "exit 1\n"), kernel_set.ALL_KERNELS[:1], ("90",), folder / "build"
     )
-    extension = Path(sys.executable).resolve()  # a file of machine code, as good as any
+    code = Path(sys.executable).resolve()  # a file of machine code, as good as any
     facts = metadata.provenance(MATRIX, MATRIX.default(), series, plan)
-    packed = wheel.pack(MATRIX, MATRIX.default(), plan, extension, facts, folder / "dist")
+    linked = {Product.LIBRARY: code, Product.BINDING: code}
+    packed = wheel.pack(MATRIX, MATRIX.default(), plan, linked, facts, folder / "dist")
     four = folder / "dist/flash_attn_4-4.0-py3-none-any.whl"
     with WheelFile(four, "w") as archive:
         for name in FOUR:
@@ -86,6 +88,7 @@ def test_the_wheel_leaves_to_others_what_is_theirs(wheels: dict[str, Path]) -> N
         "flash_attn/ops/triton/rotary.py",
         "flash_attn_2_cuda/__init__.py",
         "flash_attn_2_cuda/core.so",
+        "flash_attn/cpp/lib/libflash_attention_v2.so.1",
     } <= files
     assert not files & files_of(wheels["flash-attn-4"])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scripts.base import layout
-from scripts.wheels import containers, engine, linking
+from scripts.wheels import binaries, containers, engine
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -46,7 +46,7 @@ def test_a_wheel_is_imported_by_several_pythons_and_carries_nothing_foreign(tmp_
     made = sorted(tmp_path.glob("*.whl"))
     assert [re.search(r"-py3-none-manylinux_\d+_\d+_x86_64\.whl", p.name) is not None for p in made] == [True]
     for path in made:
-        assert "libtvm_ffi.so" in linking.audit(path)
+        assert "libtvm_ffi.so" in binaries.audit(path)
         with zipfile.ZipFile(path) as archive:
             assert json.loads(archive.read("flash_attn/_fork.json"))["kernel_set"] == [
                 "fwd_hdim32_fp16_causal"

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.wheels import contents, linking, sbom
+from scripts.wheels import binaries, contents, sbom
 from scripts.wheels import wheel as packing
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
@@ -54,15 +54,18 @@ def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         info = json.loads(archive.read("flash_attn/_fork.json"))
-        assert str(ROOT).encode() not in b"".join(archive.read(n) for n in names if not n.endswith(".so"))
+        assert str(ROOT).encode() not in b"".join(archive.read(n) for n in names if ".so" not in n)
     assert info["kernel_set"] == ["fwd_hdim64_fp16_causal"]
     assert info["architectures"] == ["90"]
     assert "flash_attn/determinism.py" in names
     assert not [n for n in names if n.startswith(("tests", "build", "csrc"))]
-    assert [n for n in names if n.endswith(".so")] == ["flash_attn_2_cuda/core.so"]
-    assert linking.audit(wheel) == (
-        *("ld-linux-x86-64.so.2", "libc.so.6", "libcudart.so.13", "libgcc_s.so.1", "libstdc++.so.6"),
-        "libtvm_ffi.so",
+    assert [n for n in names if ".so" in n] == [
+        "flash_attn/cpp/lib/libflash_attention_v2.so.1",
+        "flash_attn_2_cuda/core.so",
+    ]
+    assert binaries.audit(wheel) == (
+        *("ld-linux-x86-64.so.2", "libc.so.6", "libcudart.so.13", "libgcc_s.so.1", "libm.so.6"),
+        *("libstdc++.so.6", "libtvm_ffi.so"),
     )
 
 
@@ -116,12 +119,14 @@ def test_it_says_what_it_is_made_of_by_every_hash(wheel: Path) -> None:
     done = scripts("inspect", "--json", str(wheel))
     assert done.returncode == 0, done.stderr
     (told,) = json.loads(done.stdout)["wheels"]
-    (extension,) = told["extensions"].values()
-    assert [(f["architecture"], f["name"], f["modules"]) for f in extension["code"]] == [
-        ("sm_90", "core", 2),
+    library, binding = (told["extensions"][name] for name in sorted(told["extensions"]))
+    assert binding["code"] == []
+    assert [(f["architecture"], f["name"], f["modules"]) for f in library["code"]] == [
+        ("sm_90", "core", 3),
         ("sm_90", "fwd_hdim64_fp16", 1),
     ]
-    assert "libcudart.so.13" in extension["libraries"]
+    assert "libcudart.so.13" in library["libraries"]
+    assert "libflash_attention_v2.so.1" in binding["libraries"]
     assert told["provenance"]["nvcc"]["version"].startswith("V13.0.")
 
 

@@ -102,6 +102,13 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         (["build", "--stock", "--all"], "--stock makes one file"),
         (["build", "--containers", "--stock"], "--containers makes wheels from the sdist"),
         (["build", "--image", "x"], "--image is for --containers"),
+        (["build", "--cpp", "--stock"], "--cpp makes an archive, no wheel; leave out --stock."),
+        (
+            ["build", "--cpp", "--sign", "--kernels-only"],
+            "--cpp makes an archive, no wheel; leave out --kernels-only and --sign.",
+        ),
+        (["build", "--cpp", "--base-version", "2.8.3"], "leave out --base-version."),
+        (["build", "--cpp", "--containers"], "leave out --containers."),
         (["build", "--kernels-only", "--check-reproducible"], "--kernels-only makes no wheel"),
         (["emulate", "--kernels", "hdim65"], "'hdim65' names no kernels; choose 'all', or some of hdim32"),
         (["emulate", "--jobs", "0"], "'0' is not a positive number"),

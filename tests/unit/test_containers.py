@@ -14,7 +14,7 @@ import pytest
 from scripts.base import layout
 from scripts.base.errors import ToolchainError, WheelError
 from scripts.source import matrix
-from scripts.wheels import companions, containers, engine, linking
+from scripts.wheels import binaries, companions, containers, engine
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -139,6 +139,9 @@ def test_an_image_that_is_not_there_says_how_to_make_it(
         ("", "a.so", None),
         ("foreign", "a.so", "needs libforeign.so"),
         ("", "flash_attn.libs/a.so", "contains flash_attn.libs/a.so"),
+        ("", "flash_attn/cpp/lib/libflash_attention_v2.so.1", None),
+        ("", "flash_attn/cpp/lib/libcudart.so.13", "contains flash_attn/cpp/lib/libcudart.so.13"),
+        ("flash_attention_v2", "flash_attn_2_cuda/core.so", "needs libflash_attention_v2.so"),
         ("", "a.py", "has no extension"),
         ("", "no.whl", "is damaged, or no wheel"),
     ],
@@ -158,7 +161,7 @@ def test_a_wheel_may_need_only_what_its_users_have(
     if name == "no.whl":
         path.write_text("no zip")
     if problem is None:
-        assert linking.audit(path) == ("libc.so.6",)
+        assert binaries.audit(path) == ("libc.so.6",)
     else:
         with pytest.raises(WheelError, match=problem):
-            linking.audit(path)
+            binaries.audit(path)

@@ -59,7 +59,8 @@ class Made:
     tag: str = "py3-none-manylinux_2_17_x86_64"
     requires_python: str = ">=3.10"
     init: str = INIT
-    library: str = "x"
+    extension: str = "x"
+    library: str = "x"  # with the kernels, which the extension calls
 
     @property
     def version(self) -> str:
@@ -81,7 +82,8 @@ class Made:
             **{f"{doctor.FOLDER}/{name}": text for name, text in doctor.program(SERIES).items()},
             "flash_attn/_fork.json": json.dumps(facts),
             "flash_attn_2_cuda/__init__.py": "",
-            "flash_attn_2_cuda/core.so": self.library,
+            "flash_attn_2_cuda/core.so": self.extension,
+            "flash_attn/cpp/lib/libflash_attention_v2.so.1": self.library,
             f"{info}/METADATA": "\n".join(told) + "\n",
             f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {self.tag}\n",
         }
@@ -364,9 +366,14 @@ def test_files_that_another_package_wrote_over_and_two_distributions(place: Plac
             "it needs glibc 2.99 or later; here is glibc 2.",
         ),
         (
-            Made(tag="py3-none-linux_x86_64", library="x\0GLIBC_2.97\0GLIBC_2.5\0"),
+            Made(tag="py3-none-linux_x86_64", extension="x\0GLIBC_2.97\0GLIBC_2.5\0"),
             "glibc",
             "needs glibc 2.97",
+        ),
+        (
+            Made(tag="py3-none-linux_x86_64", extension="\0GLIBC_2.5\0", library="x\0GLIBC_2.96\0"),
+            "glibc",
+            "needs glibc 2.96",
         ),
         (Made(tag="py3-none-manylinux_2_17_aarch64"), "platform", "here is Linux x86_64"),
         (

@@ -8,6 +8,7 @@ import re
 import shutil
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from scripts import __main__
 from scripts.base.errors import BuildError, MatrixError, UsageError, WheelError
 from scripts.base.fetch import sha256
 from scripts.source import gpus, matrix_tables
-from scripts.wheels import contents, index, index_entry, index_reading, index_yanked, trust
+from scripts.wheels import contents, index, index_entry, index_reading, index_yanked, origin, trust, verify
 from tests.unit.conftest import Command
 from tests.unit.index_wheels import CUDA, PYTHON, make, prove, upstream
 
@@ -324,6 +325,27 @@ def test_an_index_is_inspected_by_what_it_says_of_itself(
     assert "files/more.html is too many" in command("inspect", str(out)).err
     (tmp_path / "empty").mkdir()
     assert "about.json: No such file" in command("inspect", str(tmp_path / "empty")).err
+
+
+def test_an_index_of_which_a_byte_was_changed_is_not_verified(
+    dist: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its wheels are; their proofs would change it, so they are not kept."""
+    out = tmp_path / "out"
+    index.write(index.Request(dist), out)
+    tried: list[verify.Beside] = []
+    monkeypatch.setattr(origin, "check_series", lambda *_: SimpleNamespace(where="here", checkout=None))
+    monkeypatch.setattr(verify, "verify", lambda *arguments: tried.append(arguments[-1]))
+    done = command("verify", str(out))
+    assert done.status == 0, done.err
+    assert tried == [verify.Beside(keeps=False)] * len([*dist.glob("*.whl")])
+    for name, content in files_of(out).items():
+        (out / name).write_bytes(content.replace(b"a", b"b", 1))
+        done = command("verify", str(out))
+        assert done.status == WheelError.exit_code, name
+        assert name.rpartition("/")[2] in done.err, done.err
+        (out / name).write_bytes(content)
+    assert command("verify", "--attest", str(out)).status == UsageError.exit_code
 
 
 def test_whoever_reads_it_sees_the_old_index_or_the_new_one(

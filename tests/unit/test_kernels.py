@@ -255,7 +255,7 @@ def test_one_choice_of_objects_is_one_extension(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, "")
     units = [u.target for u in kernels.kernel_units(plan(tmp_path, tools))]
     elsewhere = [Path("/other") / p.parent.name / p.name for p in units]
-    options = linking.link_options(tools, stock=False)
+    options = linking.link_options(tools, linking.Product.LIBRARY)
     assert kernels.extension_key(units, options) == kernels.extension_key(elsewhere, options)
     others = [u.target for u in kernels.kernel_units(plan(tmp_path, tools, arch="80"))]
     keys = [kernels.extension_key(u, options) for u in (units, units[1:], others)]

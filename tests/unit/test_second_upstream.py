@@ -317,7 +317,8 @@ def test_a_wrong_upstream_is_told_with_those_there_are(command: Command, name: s
 
 
 @pytest.mark.parametrize(
-    "options", [["--kernels", "all"], ["--arch", "80", "--stock"], ["--target", "x"], ["--no-cache"]]
+    "options",
+    [["--kernels", "all"], ["--arch", "80", "--stock"], ["--target", "x"], ["--no-cache"], ["--cpp"]],
 )
 def test_options_of_compiled_wheels_are_refused(command: Command, options: list[str]) -> None:
     done = command("build", "--upstream", "flash-attn-4", *options)

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.base.errors import WheelError
 from scripts.base.process import run
-from scripts.wheels import companions, linking, wheel
+from scripts.wheels import binaries, companions, linking, wheel
 from tests.unit.conftest import toolchain
 
 
@@ -38,7 +38,7 @@ def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path
 
 
 def test_an_extension_asks_for_the_shared_libstdcxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "libstdc++.so.6" in linking.needed(linked(tmp_path, monkeypatch))
+    assert "libstdc++.so.6" in binaries.needed(linked(tmp_path, monkeypatch))
 
 
 def test_static_libraries_are_those_whose_code_it_holds(
@@ -85,7 +85,7 @@ def test_no_path_from_the_environment_gets_into_an_extension(
 def test_a_compiler_that_links_libstdcxx_statically_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(WheelError, match=r"linked libstdc\+\+ into the extension"):
+    with pytest.raises(WheelError, match=r"linked libstdc\+\+ into the library of a wheel"):
         linked(tmp_path, monkeypatch, "-static-libstdc++")
     assert not list(tmp_path.glob("extension*"))
 

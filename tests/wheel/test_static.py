@@ -137,9 +137,8 @@ def test_masks_and_biases_are_taken_if_the_provenance_says_so() -> None:
 
 
 def test_machine_code_is_for_the_architectures_the_provenance_names() -> None:
-    assert architectures(Path(flash_attn_2_cuda.__file__).with_name("core.so")) == {
-        f"sm_{a}" for a in fork_info()["architectures"]
-    }
+    library = Path(flash_attn.__file__).parent / "cpp/lib/libflash_attention_v2.so.1"
+    assert architectures(library) == {f"sm_{a}" for a in fork_info()["architectures"]}
 
 
 def test_upstream_surface_is_all_there() -> None:

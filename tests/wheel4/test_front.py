@@ -5,6 +5,7 @@ These cases need the flash_attn wheel beside this one; without it they are skipp
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import os
@@ -27,11 +28,8 @@ from problems import DEVICE, Config, Sequence, draw
 from test_accuracy import _assert_accurate
 from without_values import compiling
 
-try:
-    import flash_attn_2_cuda  # noqa: F401
-except ModuleNotFoundError:
-    BESIDE = False
-else:
+BESIDE = importlib.util.find_spec("flash_attn_2_cuda") is not None
+if BESIDE:
     import flash_attn
 
     BESIDE = hasattr(flash_attn, "set_kernels")
