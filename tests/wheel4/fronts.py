@@ -13,8 +13,7 @@ import machine
 import torch
 from bits import Rows
 from calls import Gradients, _offsets, _packed
-from flash_attn import cute, flash_attn_interface, fork_front, kernels
-from flash_attn.cute import interface
+from flash_attn import fork_front
 from problems import Config, Sequence
 from torch import Tensor
 
@@ -125,28 +124,6 @@ def gradients(name: str, called: Called, sequences: list[Sequence], which: int =
     return own
 
 
-@contextmanager
-def fa4(otherwise: str = "fa2") -> Iterator[None]:
-    """The front door's scope. Gradients that are asked for outside are those of the same kernels."""
-    with kernels("fa4", otherwise):
-        yield
-
-
 def seen(rows: Rows) -> Rows:
     """With the log-sum-exp that flash_attn gives a row which sees no key."""
     return Rows(rows.out, rows.lse.masked_fill(rows.lse == -torch.inf, torch.inf))
-
-
-__all__ = [
-    "CALLS",
-    "Called",
-    "call",
-    "cute",
-    "eager",
-    "fa4",
-    "flash_attn_interface",
-    "gradients",
-    "interface",
-    "options",
-    "seen",
-]

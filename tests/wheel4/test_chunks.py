@@ -9,13 +9,14 @@ import machine
 import pytest
 import torch
 from bits import Rows, assert_same_bits, bits, same_bits
-from calls import dense, dense_gradients, varlen
+from calls import _packed, dense, dense_gradients, varlen, varlen_gradients
 from cases import FORWARD, LENGTH, PAGES, neighbour, own, row
 from flash_attn.cute import (
     deterministic_mode,
     flash_attn_func,
     flash_attn_varlen_func,
     fork_split,
+    interface,
     set_deterministic_mode,
 )
 from problems import Config, draw, reference
@@ -90,6 +91,42 @@ def test_gradients_are_those_of_the_sequence_alone(config: Config) -> None:
     among = dense_gradients(config, batch, 3, deterministic=False)
     for name in "qkv":
         assert_same_bits(alone[name], among[name], f"d{name}")
+
+
+@pytest.mark.parametrize("config", [Config(64), Config(128, causal=True, heads=8, heads_k=2)], ids=str)
+def test_keys_without_queries_have_gradients_of_zero(config: Config) -> None:
+    """And the sequences beside them have their own. What gradients are written over is NaN."""
+    mine = own(config)
+    sequences = [draw(config, 0, 200), mine, draw(config, 0, 9)]
+    q, k, v, dout = (torch.cat([getattr(s, name) for s in sequences]) for name in ("q", "k", "v", "dout"))
+    _, places = _packed(sequences)
+    options = {"causal": config.causal, **places}
+    with deterministic_mode(), torch.no_grad():
+        out, lse, *_ = interface._flash_attn_fwd(q, k, v, return_lse=True, **options)
+        given = {f"d{n}": torch.full_like(t, torch.nan) for n, t in (("q", q), ("k", k), ("v", v))}
+        dq, dk, dv, *_ = interface._flash_attn_bwd(
+            q, k, v, out, dout, lse, deterministic=True, **given, **options
+        )
+        alone = dense_gradients(config, [mine])
+    for name, gradient in (("k", dk), ("v", dv)):
+        before, own_rows, after = gradient.split([200, LENGTH, 9])
+        assert not before.any()
+        assert not after.any()
+        assert_same_bits(alone[name], own_rows, f"d{name}")
+    assert_same_bits(alone["q"], dq, "dq")
+
+
+def test_more_sequences_than_a_scheduler_walks() -> None:
+    """Above 256 upstream finds a tile's sequence by a table, in forward and backward."""
+    config = Config(128, causal=True, heads=8, heads_k=2)
+    mine = own(config, 300)
+    packed = [neighbour(config, 5 + i % 40, i) for i in range(299)] + [mine]
+    with deterministic_mode(split_size=SPLIT):
+        for which in (0, 255, 256, 299):
+            assert_same(dense(config, [packed[which]]), varlen(config, packed, which), f"sequence {which}")
+        alone, beside = dense_gradients(config, [mine]), varlen_gradients(config, packed, 299)
+    for name in "qkv":
+        assert_same_bits(alone[name], beside[name], f"d{name}")
 
 
 def test_gradients_have_the_mode_of_the_forward_call() -> None:

@@ -18,8 +18,9 @@ import torch
 from bits import assert_same_bits
 from calls import dense, dense_gradients, varlen
 from cutlass import cute
-from flash_attn.cute import interface
-from problems import Config, draw, reference
+from flash_attn.cute import flash_attn_with_kvcache, fork_kvcache, interface
+from flash_attn.cute.fork_append import AppendKernel
+from problems import DEVICE, Config, draw, reference
 from without_values import compiling
 
 pytestmark = pytest.mark.skipif(machine.GPU, reason="the GPU half compiles its kernels, and runs them")
@@ -76,6 +77,32 @@ def test_a_value_that_a_kernel_is_launched_with_is_none(asked: Asked) -> None:
     local = Config(64)
     one, other = (identities(asked, replace(local, window=window)) for window in ((300, 50), (20, 7)))
     assert one == other
+
+
+def test_kernels_for_caches_are_keyed_by_what_is_one_element_many_times(asked: Asked) -> None:
+    """A kernel is compiled for it: one for an expanded table takes no other table, and no such kernel takes its."""
+
+    def kernels(queries: Callable[[torch.Tensor], torch.Tensor], columns: int, rows: int) -> int:
+        """How many kernels append, after a call more."""
+        with compiling():
+            q = queries(torch.empty(3, 1, 4, 64, dtype=torch.bfloat16, device=DEVICE))
+            table = torch.empty(rows, columns, dtype=torch.int32, device=DEVICE).expand(len(q), -1)
+            cache = torch.empty(40, 16, 4, 64, dtype=torch.bfloat16, device=DEVICE)
+            flash_attn_with_kvcache(q, cache, cache, cache_seqlens=9, page_table=table)
+        return len(fork_kvcache._launch.compile_cache.cache)
+
+    caches = (fork_kvcache._launch.compile_cache, interface._flash_attn_fwd.compile_cache)
+    for cache in caches:
+        cache.clear()
+    found = [kernels(lambda q: q, 12, rows) for rows in (1, 3, 1, 3)]
+    found += [kernels(view, 12, 1) for view in (lambda q: q[:1], lambda q: q[:1].expand(2, -1, -1, -1)[:1])]
+    for cache in caches:
+        cache.clear()  # of what was not compiled
+    assert found == [1, 2, 2, 2, 2, 3]
+    described = {
+        compiled.identity(*args, **options) for args, options in asked if type(args[0]) is AppendKernel
+    }
+    assert len(described) == 3
 
 
 def test_keys_of_one_identity_have_the_same_machine_code(asked: Asked, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ if BESIDE:
     BESIDE = hasattr(flash_attn, "set_kernels")
 if BESIDE:
     import fronts
-    from flash_attn import fork_kernels
-    from fronts import call, fa4, gradients, seen
+    from flash_attn import fork_fa4, fork_kernels, kernels
+    from fronts import call, gradients, seen
 
 pytestmark = pytest.mark.skipif(
     not BESIDE, reason="the flash_attn wheel, whose functions these are, is not installed beside this one"
@@ -96,7 +96,7 @@ def test_results_and_gradients_have_the_bits_of_flash_attn_cute(
     if not goes(name, config):
         return
     sequences = sequences_of(name, config)
-    with deterministic_mode(mode, SPLIT if config.head_dim <= 128 else None), fa4("error"):
+    with deterministic_mode(mode, SPLIT if config.head_dim <= 128 else None), kernels("fa4", "error"):
         called = call(name, config, sequences, 1)
         expected, of_inputs = direct(name, config, sequences)
     assert_same(expected, called.rows, name)
@@ -113,7 +113,7 @@ def test_results_and_gradients_are_accurate(name: str, config: Config) -> None:
     if not goes(name, config):
         return
     sequences = sequences_of(name, config)
-    with fa4("error"):
+    with kernels("fa4", "error"):
         called = call(name, config, sequences, 1)
     _assert_accurate(config, sequences[1], called.rows, gradients(name, called, sequences, 1))
 
@@ -128,7 +128,7 @@ def test_every_head_dim_that_is_served(head_dim: int, causal: bool) -> None:
     config = Config(head_dim, causal=causal, heads=4, heads_k=2)
     sequences = sequences_of("varlen", config)
     mine = sequences[1]
-    with deterministic_mode(split_size=None), fa4("error"):
+    with deterministic_mode(split_size=None), kernels("fa4", "error"):
         called = call("dense", config, [mine])
         found = gradients("dense", called, [mine])
         packed = call("varlen", config, sequences, 1)
@@ -170,7 +170,7 @@ def test_rows_are_those_of_the_sequence_alone(config: Config) -> None:
     """In a batch, packed, decoded from a cache in pages of two sizes, and appended to one without."""
     mine = own(config, LENGTH)
     others = [neighbour(config, LENGTH, i) for i in range(5)]
-    with deterministic_mode(split_size=SPLIT if config.head_dim <= 128 else None), fa4("error"):
+    with deterministic_mode(split_size=SPLIT if config.head_dim <= 128 else None), kernels("fa4", "error"):
         alone = call("dense", config, [mine]).rows
         assert_same(alone, call("dense", config, [*others, mine], 5).rows, "in a batch")
         assert_same(
@@ -189,7 +189,7 @@ def test_gradients_are_those_of_the_sequence_alone(config: Config) -> None:
     mine = own(config, LENGTH)
     batch = [neighbour(config, LENGTH, i) for i in range(3)] + [mine]
     packed = [neighbour(config, 9), mine, neighbour(config, 700)]
-    with deterministic_mode(), fa4("error"):
+    with deterministic_mode(), kernels("fa4", "error"):
         called = [
             call("dense", config, [mine]),
             call("dense", config, batch, 3),
@@ -207,7 +207,7 @@ def test_control_the_kernels_are_part_of_what_bits_depend_on(control: Any) -> No
     config = Config(128, "fp16", causal=True)
     if not machine.GPU:
         return
-    with fa4("error"):
+    with kernels("fa4", "error"):
         one = call("dense", config, [own(config, LENGTH)]).rows
     control(not same_bits(one.out, call("dense", config, [own(config, LENGTH)]).rows.out))
 
@@ -221,7 +221,7 @@ def test_rows_that_see_no_key_are_as_in_flash_attn(name: str) -> None:
     """Zeros, +inf, and gradients of 0."""
     config = Config(128, causal=True)
     mine = draw(config, 300, 100)
-    with fa4("error"):
+    with kernels("fa4", "error"):
         called = call(name, config, [mine])
     found = gradients(name, called, [mine])
     assert not called.rows.out[:200].any()
@@ -246,8 +246,8 @@ def test_sequences_without_queries_or_keys() -> None:
             for name, t in zip(("q", "k", "v", "dout"), (mine.q, mine.k, mine.v, mine.dout), strict=True)
         )
     )
-    sequences = [empty, without_keys, mine]
-    with deterministic_mode(split_size=SPLIT), fa4("error"):
+    sequences = [empty, without_keys, mine, draw(config, 0, 200)]
+    with deterministic_mode(split_size=SPLIT), kernels("fa4", "error"):
         called = call("varlen", config, sequences, 1)
         assert not called.rows.out.any()
         assert (called.rows.lse == math.inf).all()
@@ -255,7 +255,10 @@ def test_sequences_without_queries_or_keys() -> None:
             call("dense", config, [mine]).rows, call("varlen", config, sequences, 2).rows, "beside none"
         )
         found = gradients("varlen", called, sequences, 1)
+        without_queries = gradients("varlen", called, sequences, 3)
     assert not found["q"].any()
+    assert not without_queries["k"].any()
+    assert not without_queries["v"].any()
 
 
 @gpu
@@ -263,7 +266,7 @@ def test_no_keys_at_all() -> None:
     config = Config(128)
     mine = own(config, LENGTH)
     offsets = _int32([0, LENGTH])
-    with fa4("error"), fronts.eager(), torch.no_grad():
+    with kernels("fa4", "error"), fronts.eager(), torch.no_grad():
         out, lse, _ = flash_attn.flash_attn_varlen_func(
             mine.q, mine.k, mine.v, offsets, offsets, LENGTH, 0, return_attn_probs=True
         )
@@ -272,21 +275,53 @@ def test_no_keys_at_all() -> None:
 
 
 @gpu
-@pytest.mark.parametrize("page", [16, 256])
+@pytest.mark.parametrize("page", [16, 128, 256])
 def test_packed_calls_on_pages(page: int) -> None:
-    """Lengths of keys come from cu_seqlens_k, as in flash_attn. What pages hold behind them is NaN."""
+    """Lengths of keys come from cu_seqlens_k, as in flash_attn. What pages hold behind them is NaN.
+
+    Pages of 128, a tile's keys, would be loaded whole if the call did not ask for their rows.
+    """
     config = Config(128, causal=True, heads=8, heads_k=2)
     sequences = [neighbour(config, 300), own(config, LENGTH)]
     cache = Appending(config, sequences, 0, 1024, page=page)
     places, caches = cache.buffers()
     begins = _int32([0, 300, 300 + LENGTH])
     q = torch.cat([s.q for s in sequences])
-    with deterministic_mode(split_size=SPLIT), fa4("error"), fronts.eager(), torch.no_grad():
+    with deterministic_mode(split_size=SPLIT), kernels("fa4", "error"), fronts.eager(), torch.no_grad():
         out, lse, _ = flash_attn.flash_attn_varlen_func(
             q, *caches, begins, begins, LENGTH, LENGTH, causal=True, return_attn_probs=True,
             block_table=places["page_table"],
         )  # fmt: skip
         assert_same(call("dense", config, [sequences[1]]).rows, Rows(out[300:], lse[:, 300:]), "pages")
+
+
+def test_a_sequence_that_is_longer_than_its_call_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FA2_CHECK=1 makes it an error before any kernel runs: the backward pass may wait for ever."""
+    q, out = torch.zeros(309, 4, 64, dtype=torch.bfloat16), torch.zeros(0)
+    offsets = torch.tensor([0, 9, 309], dtype=torch.int32)
+    ran: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        fork_fa4, "_gradients", lambda *given: ran.append((given[-1]["max_seqlen_q"], given[-1]["max_seqlen_k"])) or [q] * 3
+    )  # fmt: skip
+
+    def backward(max_seqlen_q: int, max_seqlen_k: int) -> None:
+        options = (None, max_seqlen_q, max_seqlen_k, 0.0, 0.1, False, True, -1, -1, 0.0, True)
+        fork_fa4.varlen_bwd(out, q, q, q, q, out, None, None, None, offsets, offsets, *options)
+
+    backward(300, 299)
+    monkeypatch.setattr(fork_fa4, "_CHECK", True)
+    backward(300, 300)
+    with pytest.raises(ValueError, match="FA2_CHECK: max_seqlen_q is 299; sequence 1 has 300 tokens of q"):
+        backward(299, 300)
+    with pytest.raises(ValueError, match="FA2_CHECK: max_seqlen_k is 299; sequence 1 has 300 tokens of k"):
+        backward(300, 299)
+    backward(300, 0)  # says that there are no keys
+    assert ran == [(300, 299), (300, 300)]
+    lengths = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": 300, "max_seqlen_k": 48}
+    used = torch.tensor([48, 47], dtype=torch.int32)  # and no others of a buffer's
+    fork_fa4._check_longest(lengths, used)
+    with pytest.raises(ValueError, match="max_seqlen_k is 48; sequence 0 has 49 tokens of k"):
+        fork_fa4._check_longest(lengths, used + 1)
 
 
 @gpu
@@ -295,7 +330,7 @@ def test_a_window_that_is_open_on_one_side() -> None:
         config = Config(128, window=window)
         alike = replace(config, window=(-1, -1)) if window[0] > 2**30 else config
         mine = own(alike, LENGTH)
-        with fa4("error"):
+        with kernels("fa4", "error"):
             assert_same(seen(dense(alike, [mine])), call("dense", config, [mine]).rows, str(window))
 
 
@@ -338,13 +373,16 @@ def test_what_is_not_served_is_refused_or_runs_on_the_other_kernels(what: str) -
     inputs = [t[None] for t in (mine.q, mine.k, mine.v)]
     run = unserved_calls()[what]
     with fronts.eager(), torch.no_grad():
-        with fa4("error"), pytest.raises(NotImplementedError, match=f"kernels do not serve {what.strip()};"):
+        with (
+            kernels("fa4", "error"),
+            pytest.raises(NotImplementedError, match=f"kernels do not serve {what.strip()};"),
+        ):
             run(*inputs)
         if not machine.GPU or what.startswith("head_dim"):
             return  # the other kernels need a GPU, and may not be in that wheel
         before = dict(flash_attn.fork_info()["runs_on"]["calls"])
         torch.manual_seed(0)
-        with fa4():
+        with kernels("fa4"):
             result = run(*inputs)
         after = flash_attn.fork_info()["runs_on"]["calls"]
         torch.manual_seed(0)
@@ -367,7 +405,7 @@ def test_a_mistake_is_told_in_flash_attn_s_words() -> None:
     ]
     for run, text in wrong[not machine.GPU :]:  # the first goes to the other kernels, which need a GPU
         with (
-            fa4("error"),
+            kernels("fa4", "error"),
             fronts.eager(),
             torch.no_grad(),
             pytest.raises((RuntimeError, ValueError), match=text),
@@ -388,7 +426,7 @@ def test_gradients_are_computed_by_the_kernels_of_the_forward_call() -> None:
     """Outside the scope, and although another choice holds then."""
     config = Config(128, causal=True)
     mine = own(config, LENGTH)
-    with deterministic_mode(), fa4("error"):
+    with deterministic_mode(), kernels("fa4", "error"):
         called = call("dense", config, [mine])
         expected = dense_gradients(config, [mine])
     found = gradients("dense", called, [mine])
@@ -452,7 +490,7 @@ def test_a_cuda_graph_replays_them() -> None:
     if not machine.GPU:
         return
     held = [t.detach() for t in inputs_of(config)]
-    with fa4("error"), torch.no_grad():
+    with kernels("fa4", "error"), torch.no_grad():
         expected = flash_attn.flash_attn_func(*held, causal=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -461,13 +499,66 @@ def test_a_cuda_graph_replays_them() -> None:
     assert_same_bits(expected, out, "CUDA graph")
 
 
+def test_a_compiled_function_does_not_look_into_a_call_on_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would trace what compiles the kernels."""
+    traced: list[bool] = []
+
+    def attend(q: torch.Tensor, *_: Any) -> list[torch.Tensor]:
+        traced.append(torch.compiler.is_compiling())
+        return [q * 2.0, q]
+
+    monkeypatch.setattr(fork_fa4, "fork_fwd_kvcache", attend)
+    q = torch.ones(2, 1, 4, 64, dtype=torch.bfloat16, device=DEVICE if machine.GPU else "cpu")
+    cache = q.expand(-1, 16, -1, -1).contiguous()
+
+    @torch.compile(backend="eager")
+    def step(q: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = flash_attn.flash_attn_with_kvcache(q * 3.0, cache, cache) + 1.0
+        return result
+
+    flash_attn.set_kernels("fa4", "error")
+    try:
+        assert torch.equal(step(q), q * 7.0)
+    finally:
+        flash_attn.set_kernels("fa2")
+    assert traced == [False]
+
+
+@gpu
+def test_tensors_on_another_gpu_than_the_current_one() -> None:
+    if not machine.GPU:
+        return
+    if torch.cuda.device_count() < 2:
+        pytest.skip("this host has one GPU")
+    config = Config(128, causal=True)
+    mine = own(config, LENGTH)
+    moved = Sequence(*(t.to("cuda:1") for t in (mine.q, mine.k, mine.v, mine.dout)))
+    found = []
+    with deterministic_mode(split_size=SPLIT), kernels("fa4", "error"):
+        for sequence in (mine, moved):
+            called = call("dense", config, [sequence])
+            q, k, v = (t[None] for t in (sequence.q[-7:], sequence.k, sequence.v))
+            cached = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=LENGTH, causal=True)
+            grads = gradients("dense", called, [sequence])
+            found.append([called.rows.out, called.rows.lse, cached, *(grads[letter] for letter in "qkv")])
+    assert torch.cuda.current_device() == 0
+    for here, there in zip(*found, strict=True):
+        assert_same_bits(here, there.to(here.device), "on another GPU")
+
+
+def test_kernels_are_launched_on_the_gpu_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    scopes = [fork_fa4._on(torch.device(name)) for name in ("cuda:1", "cuda:0", "cuda", "cpu")]
+    assert [getattr(scope, "idx", None) for scope in scopes] == [1, None, None, None]
+
+
 @gpu
 def test_strides_of_results_are_those_of_the_queries() -> None:
     """A compiled caller relies on them."""
     config = Config(64, "fp16")
     mine = own(config, LENGTH)
     q, k, v = (t.transpose(0, 1).contiguous().transpose(0, 1)[None] for t in (mine.q, mine.k, mine.v))
-    with fa4("error"), fronts.eager(), torch.no_grad():
+    with kernels("fa4", "error"), fronts.eager(), torch.no_grad():
         out = flash_attn.flash_attn_func(q, k, v)
     assert out.stride() == torch.empty_like(q).stride()
 
@@ -480,7 +571,7 @@ def test_the_choice_sees_neither_shapes_nor_lengths() -> None:
     assert fork_kernels.Asked._fields == ("capability", "dtype", "head_dim", "options")
     seen_by_shape: dict[Any, set[Any]] = {}
     shapes = itertools.product((1, 3), (1, 129, 5000), (1, 8), (40, 64, 72, 112, 128, 256))
-    with compiling(), fa4():
+    with compiling(), kernels("fa4"):
         for batch, length, heads, head_dim in shapes:
             for dtype in (torch.float16, torch.bfloat16, torch.float32):
                 q = torch.empty((batch, length, heads, head_dim), dtype=dtype, device=DEVICE)
@@ -518,8 +609,6 @@ def test_what_is_served(change: dict[str, Any], reason: str | None) -> None:
 def test_options_are_found_where_calls_have_them() -> None:
     """By the signatures of flash_attn_2_cuda, whose arguments go by place."""
     import inspect
-
-    from flash_attn import fork_fa4
 
     signatures = {"fwd": "forward", "varlen_fwd": "varlen_forward"}
     names = {"dropout_p": "p_dropout", "cache_leftpad": "leftpad_k"}
@@ -625,6 +714,6 @@ def test_a_call_prints_which_kernels_ran(
 ) -> None:
     monkeypatch.setattr(fork_kernels, "_DEBUG", True)
     config = Config(64, "fp16")
-    with fa4("error"):
+    with kernels("fa4", "error"):
         call("dense", config, [own(config, LENGTH)])
     assert "[flash-attn] fwd: kernels=fa4" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,15 @@ from bits import Rows, assert_same_bits, same_bits
 from caches import Appending
 from calls import _int32, dense
 from cases import CONFIGS, LENGTH, neighbour, own, row
-from flash_attn.cute import deterministic_mode, flash_attn_with_kvcache
+from flash_attn.cute import (
+    deterministic_mode,
+    flash_attn_with_kvcache,
+    fork_kvcache,
+    fork_split,
+    fork_tiles,
+    interface,
+)
+from flash_attn.cute.fork_mode import DeterministicMode
 from problems import DEVICE, Config, Sequence, draw
 from test_chunks import path
 from without_values import compiling
@@ -188,14 +197,99 @@ def test_what_does_not_fit_the_cache_is_nan(page: int | None) -> None:
 
 
 @gpu
-def test_lengths_past_the_cache_read_nothing_of_it() -> None:
-    call = appending(CAUSAL, 1, page=16)
+def test_lengths_past_the_cache_give_nan_and_leave_others_alone() -> None:
+    """Nothing else makes them NaN: what the cache holds past the sequences' ends is finite here."""
+    sequences = appending(CAUSAL, 1).sequences
+    call = Appending(CAUSAL, sequences, 0, CAPACITY, page=16)
     places, caches = call.buffers()
-    q = torch.stack([s.q[-1:] for s in call.sequences])
-    lengths = _int32([2**31 - 1, 300, 1, CAPACITY + 1])
-    out = flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths, causal=True, **places)
-    assert out[0].isnan().all()
-    assert out[3].isnan().all()
+    for cache in caches:
+        cache.nan_to_num_(nan=7.0)
+    q = torch.stack([s.q[-1:] for s in sequences])
+    lengths = _int32([2**31 - 1, len(sequences[1].k), len(sequences[2].k), CAPACITY + 1])
+    with deterministic_mode(split_size=SPLIT):
+        out, lse = flash_attn_with_kvcache(
+            q, *caches, cache_seqlens=lengths, causal=True, return_softmax_lse=True, **places
+        )
+        for which in (0, 3):
+            assert out[which].isnan().all()
+            assert lse[which].isnan().all()
+        for which in (1, 2):
+            alone, end = dense(CAUSAL, [sequences[which]]), len(sequences[which].q)
+            assert_same(row(alone, end - 1, end), Rows(out[which], lse[which]), f"sequence {which}")
+
+
+@gpu
+def test_a_table_may_be_one_row_for_all_sequences() -> None:
+    """Before and after a table that has a row for each: kernels are compiled for tables that are one row."""
+    mine = own(CAUSAL)
+    places, caches = Appending(CAUSAL, [mine], 0, CAPACITY, page=16).buffers()
+    one = places["page_table"]
+    q, lengths = mine.q[-1:].expand(3, 1, -1, -1).contiguous(), _int32([LENGTH, 300, LENGTH])
+    with deterministic_mode(split_size=SPLIT):
+        expected = row(dense(CAUSAL, [mine]), LENGTH - 1, LENGTH)
+        for each in (one.expand(3, -1), one.repeat(3, 1), one.expand(3, -1)):
+            out, lse = flash_attn_with_kvcache(
+                q, *caches, cache_seqlens=lengths, page_table=each, causal=True, return_softmax_lse=True
+            )
+            for which in (0, 2):
+                assert_same(expected, Rows(out[which], lse[which]), f"table of strides {each.stride()}")
+
+
+@gpu
+@pytest.mark.parametrize("page", [None, 16])
+def test_caches_may_have_the_heads_before_the_tokens(page: int | None) -> None:
+    """As views: (sequences or pages, heads_k, tokens, head_dim) in memory."""
+    call = appending(CAUSAL, 3, page=page)
+    places, caches = call.buffers()
+    caches = [cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in caches]
+    with deterministic_mode(split_size=SPLIT):
+        assert_same(in_prefill(call), call.call(places, caches), "heads before tokens")
+    for cache, tokens in zip(caches, (call.sequences[0].k, call.sequences[0].v), strict=True):
+        assert_same_bits(call.rows_of(cache)[:LENGTH], tokens, "the cache")
+
+
+@gpu
+def test_results_go_where_the_caller_wants_them() -> None:
+    """And nowhere else: out is a part of a larger buffer. The rows of a sequence that does not fit are NaN there."""
+    call = appending(CAUSAL, 3, page=16)
+    long = draw(CAUSAL, CAPACITY + 1, CAPACITY + 1, "long")
+    call = replace(call, sequences=[*call.sequences, long])
+    places, caches = call.buffers()
+    buffer = torch.full((len(call.sequences), 5, 8, 256), 7.0, dtype=torch.bfloat16, device=DEVICE)
+    out = buffer[:, 1:4, :, :128]
+    with deterministic_mode(split_size=SPLIT):
+        rows = call.call({**places, "out": out}, caches)
+        assert_same(in_prefill(call), rows, "out")
+    assert_same_bits(rows.out, out[0], "the result is out")
+    assert out[-1, 2].isnan().all()
+    out.fill_(7.0)
+    assert (buffer == 7.0).all()
+
+
+@gpu
+def test_more_sequences_than_a_scheduler_walks() -> None:
+    """Above 256 upstream finds a tile's sequence by a table."""
+    sequences = [neighbour(CAUSAL, 5 + i % 40, i) for i in range(299)] + [own(CAUSAL, 300)]
+    call = Appending(CAUSAL, sequences, 1, 512)
+    places, caches = call.buffers()
+    with deterministic_mode(split_size=SPLIT):
+        for which in (0, 255, 256, 299):
+            fresh = [cache.clone() for cache in caches]
+            assert_same(in_prefill(call, which), call.call(places, fresh, which), f"sequence {which}")
+
+
+@gpu
+def test_num_splits_is_warned_about_once() -> None:
+    call = appending(CAUSAL, 1)
+    places, caches = call.buffers()
+    fork_split._warn_of_splits.cache_clear()
+    with deterministic_mode(split_size=SPLIT), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for splits in (4, 4, 1, 0):
+            assert_same(
+                in_prefill(call), call.call({**places, "num_splits": splits}, caches), f"{splits} splits"
+            )
+    assert len([w for w in caught if "num_splits" in str(w.message)]) == 1
 
 
 @gpu
@@ -234,11 +328,19 @@ def test_a_cuda_graph_reads_the_lengths_of_its_replay() -> None:
 
 
 @gpu
-def test_control_another_position_turns_otherwise(control: Any) -> None:
-    call = appending(CAUSAL, 1, rotary="halves")
-    plain = appending(CAUSAL, 1)
-    with deterministic_mode(split_size=SPLIT):
-        control(not same_bits(call.rows().out, plain.rows().out))
+@pytest.mark.parametrize("rotary", ["interleaved", "halves"])
+def test_control_another_position_turns_otherwise(rotary: str, control: Any) -> None:
+    """The same token as the key at two positions, the first of which has a token less before it."""
+    keys = []
+    for first in (1, 0):
+        mine = own(CAUSAL)
+        mine = replace(mine, q=mine.q[first:], k=mine.k[first:], v=mine.v[first:])
+        call = Appending(CAUSAL, [mine], 1, CAPACITY, rotary=rotary)
+        places, caches = call.buffers()
+        call.call(places, caches)
+        keys.append(call.rows_of(caches[0])[len(mine.k) - 1])
+        assert_same_bits(call.rows_of(caches[1])[len(mine.k) - 1], mine.v[-1], "its value")
+    control(not same_bits(*keys))
 
 
 Wrong = Callable[[dict[str, Any]], dict[str, Any]]
@@ -279,6 +381,15 @@ WRONG: dict[str, tuple[Wrong, type[Exception], str]] = {
         ValueError,
         "rotary_cos has 255 positions",
     ),
+    "splits": (lambda a: {"num_splits": 4}, NotImplementedError, "num_splits=4: kernels of compute capability 9.0 have one"),
+    "a small out": (lambda a: {"out": a["q"].new_empty(2, 1, 3, 64)}, ValueError, "out must have shape"),
+    "out of fewer sequences": (lambda a: {"out": a["q"].new_empty(1, 1, 4, 64)}, ValueError, "out must have shape"),
+    "out of a dtype": (lambda a: {"out": a["q"].half()}, ValueError, "query and out must have the same dtype"),
+    "out elsewhere": (lambda a: {"out": torch.empty(a["q"].shape, dtype=a["q"].dtype, device="cpu")}, ValueError, "out is on cpu"),
+    "out of one row": (lambda a: {"out": a["q"][:1].expand(2, -1, -1, -1)}, ValueError, r"out \(strides .* one element many times"),
+    "odd rows of out": (lambda a: {"out": a["q"].repeat(1, 1, 1, 2)[..., 1:65]}, ValueError, r"out \(strides .* multiples of 16 bytes"),
+    "sinks": (lambda a: {"learnable_sink": a["q"][0, 0, :3, 0]}, ValueError, "learnable_sink must have shape"),
+    "sinks of a dtype": (lambda a: {"learnable_sink": a["cache_seqlens"].repeat(2)}, ValueError, "learnable_sink must have dtype"),
     "rotary dim": (
         lambda a: dict.fromkeys(("rotary_cos", "rotary_sin"), a["q"].new_empty(256, 12)),
         ValueError,
@@ -288,7 +399,11 @@ WRONG: dict[str, tuple[Wrong, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_fit_is_one_error_that_names_it(name: str) -> None:
+def test_what_does_not_fit_is_one_error_that_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is appended."""
+    monkeypatch.setattr(
+        fork_kvcache, "_launch", lambda *_: pytest.fail("the kernel that appends was launched")
+    )
     wrong, kind, text = WRONG[name]
     with compiling():
         config = Config(64, heads=4, heads_k=2)
@@ -298,3 +413,59 @@ def test_what_does_not_fit_is_one_error_that_names_it(name: str) -> None:
         given |= {f"{n}_cache": k.new_empty(2, 256, 2, 64) for n in "kv"}
         with pytest.raises(kind, match=text):
             flash_attn_with_kvcache(**{**given, **wrong(given)})
+
+
+STRIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "every second": lambda t: t.repeat_interleave(2, dim=0)[::2],
+    "one for all": lambda t: t[:1].expand(len(t)),
+    "one of one": lambda t: t[:1].expand(len(t))[:1],
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_kernels_get_tables_that_lie_dense(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever strides the caller's have; of floats they may have what a kernel is compiled for."""
+    launched: list[tuple[torch.Tensor | None, ...]] = []
+    attended: list[dict[str, Any]] = []
+
+    def attend(*_: Any, **given: Any) -> tuple[torch.Tensor, None]:
+        attended.append(given)
+        return given["out"], None
+
+    monkeypatch.setattr(fork_kvcache, "_launch", lambda *given: launched.append(given[-1]))
+    monkeypatch.setattr(fork_kvcache, "_flash_attn_fwd", attend)
+    with compiling():
+        tables = [STRIDED[name](_int32([3, 4, 5])) for _ in range(2)]
+        q = torch.zeros(len(tables[0]), 1, 4, 64, dtype=torch.bfloat16, device=DEVICE)
+        cache = torch.zeros(6, 16, 4, 64, dtype=torch.bfloat16, device=DEVICE)
+        sink = torch.zeros(8, device=DEVICE)[::2]
+        new = {"k": q, "v": q, "cache_seqlens": tables[0]}
+        flash_attn_with_kvcache(q, cache, cache, **new, cache_batch_idx=tables[1], learnable_sink=sink)
+        flash_attn_with_kvcache(q, cache, cache, **new, page_table=tables[1][:, None])
+    for lengths, indices, table, *_ in (tensors[6:] for tensors in launched):
+        for tensor in (lengths, indices, table):
+            assert tensor is None or tensor.stride(-1) == 1
+    assert attended[0]["learnable_sink"].stride() == (1,)
+    assert all(given["page_table"].stride(-1) == 1 for given in attended)
+
+
+WHOLE_PAGES = {  # head dims: with the mode on, and off; off with a window
+    **{(d, d): (128, 128, 128) for d in (16, 32, 48, 64, 80, 96, 112, 128)},
+    (144, 144): (128, 64, 64),
+    (160, 160): (128, 96, 96),
+    (176, 176): (64, 64, 64),
+    (192, 192): (64, 112, 96),
+    (192, 128): (128, 128, 96),
+    **{(d, d): (64, 64, 64) for d in (208, 224, 240)},
+    (256, 256): (64, 80, 64),
+}
+
+
+def test_pages_that_are_loaded_whole() -> None:
+    """Those of as many tokens as a tile has keys, in flash_attn_varlen_func: docs/flash-attention-4.md has the table."""
+    modes = (DeterministicMode(True, 2048), DeterministicMode(False, 2048))
+    for head_dims, (on, off, off_with_a_window) in WHOLE_PAGES.items():
+        for causal, local in ((False, False), (True, False), (False, True)):
+            usual = interface._tile_size_fwd_sm90(*head_dims, causal, local)
+            found = [fork_tiles.loadable(usual, mode, 90, head_dims, True).n_block_size for mode in modes]
+            assert found == [on, off_with_a_window if local else off], (head_dims, causal, local)

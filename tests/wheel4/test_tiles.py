@@ -100,8 +100,10 @@ def test_places_in_memory_are_free_again(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(fork_places, "allocate", allocate)
     config = Config(256, causal=True)
     with deterministic_mode(split_size=SPLIT):
-        dense(config, [own(config)] * 33)
+        dense(config, [own(config)] * 3)
     assert len(found) == 1
+    warps = 3 * config.heads * -(-LENGTH // 128) * 8
+    assert warps <= len(found[0])  # so none waits for a place that another one has not given back
     assert not found[0].any()
 
 
