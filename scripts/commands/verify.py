@@ -11,7 +11,7 @@ from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified, UsageError
 from scripts.commands import arguments
 from scripts.source import upstream
-from scripts.wheels import cluster, companions, index, origin, trust, verify
+from scripts.wheels import cluster, companions, cpp_tests, index, origin, trust, verify
 
 if TYPE_CHECKING:
     import argparse
@@ -52,12 +52,7 @@ def add(commands: Any) -> None:
         metavar="VERSION",
         help="the Python to install it for, such as 3.13; no proof is kept then (default: this one)",
     )
-    parser.add_argument(
-        "--write-upstream-tests",
-        metavar="FILE",
-        type=Path,
-        help="write upstream's own tests there, for a GPU host without a network, and stop",
-    )
+    _add_for_other_hosts(parser)
     parser.add_argument(
         "--attest",
         action="store_true",
@@ -69,10 +64,29 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=_run, interrupted="interrupted; no proof was written.")
 
 
+def _add_for_other_hosts(parser: argparse.ArgumentParser) -> None:
+    """What is written here for a GPU host without a network."""
+    parser.add_argument(
+        "--write-upstream-tests",
+        metavar="FILE",
+        type=Path,
+        help="write upstream's own tests there, for a GPU host without a network, and stop",
+    )
+    parser.add_argument(
+        "--write-cpp-tests",
+        metavar="FILE",
+        type=Path,
+        help="write the program that tests the C++ API of the wheel that is named, for such a host, and stop",
+    )
+
+
 def _run(options: argparse.Namespace) -> None:
     loaded = arguments.chosen(options)
     if options.write_upstream_tests is not None:
         _write_upstream_tests(loaded, options.write_upstream_tests)
+        return
+    if options.write_cpp_tests is not None:
+        _write_cpp_tests(_wheels(options, loaded), options.write_cpp_tests)
         return
     _check_attested(options)
     of_indexes = _of_indexes(options)
@@ -107,6 +121,15 @@ def _write_upstream_tests(loaded: Matrix, path: Path) -> None:
     if loaded.table.kind == "python":
         raise UsageError(f"{loaded.name}: the suite of its wheels runs none of upstream's own tests.")
     verify.write_upstream_tests(upstream.pinned(loaded.upstream, upstream.Source.AUTO), path)
+    console.done(f"{path} written.")
+
+
+def _write_cpp_tests(wheels: list[Path], path: Path) -> None:
+    if len(wheels) != 1:
+        raise UsageError(
+            f"--write-cpp-tests is against one wheel; name one of {', '.join(map(str, wheels))}."
+        )
+    cpp_tests.write(wheels[0], verify.facts_of(wheels[0]).provenance.cuda, path)
     console.done(f"{path} written.")
 
 

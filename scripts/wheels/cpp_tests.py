@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,10 @@ from debian.arfile import ArError
 from debian.debfile import DebError, DebFile
 
 from scripts.base import console, files, layout
-from scripts.base.errors import CompileError, ToolchainError
+from scripts.base.errors import CompileError, ToolchainError, WheelError
 from scripts.base.process import run
-from scripts.wheels import debian, toolchain
+from scripts.source import matrix
+from scripts.wheels import binaries, cpp_package, debian, toolchain
 from scripts.wheels.kernels import digest
 
 if TYPE_CHECKING:
@@ -66,6 +68,71 @@ def _unpack(package: Path, folder: Path) -> None:
                     shutil.copyfileobj(content, file)
     except (ArError, DebError, tarfile.TarError, OSError) as e:
         raise ToolchainError(f"{package.name} cannot be unpacked: {e}.") from e
+
+
+def against_wheel(wheel: Path, cuda: str, folder: Path) -> Path:
+    """Build the program against the library of a wheel, which need not be installed.
+
+    Where the program runs, LD_LIBRARY_PATH says where the wheel's library and CUDA's runtime lie.
+
+    Args:
+        wheel: it.
+        cuda: its release, whose headers and static runtime the program takes.
+        folder: for what is unpacked and built; it need not be empty.
+
+    Raises:
+        CompileError: CMake or the compiler failed.
+        ToolchainError: CMake, GoogleTest or the toolkit cannot be had.
+        WheelError: the wheel has no library for C++.
+    """
+    with zipfile.ZipFile(wheel) as opened:
+        names = [name for name in opened.namelist() if name.startswith("flash_attn/cpp/")]
+        if not any(name.endswith(binaries.LIBRARY) for name in names):
+            raise WheelError(f"{wheel} has no library for C++; build it again.")
+        opened.extractall(folder / "wheel", names)  # noqa: S202 - of a zip, none lands outside the folder
+    loaded = matrix.load(layout.MATRIX)
+    target = next((target for target in loaded.targets if target.cuda == cuda), None)
+    if target is None:
+        raise ToolchainError(
+            f"{wheel.name} is for CUDA {cuda}, which no target of {loaded.path.name} is for."
+        )
+    root = toolchain.toolkit(target, layout.cache("toolkit"), folder).nvcc.parent.parent
+    runtime = next(root.glob("lib*/libcudart_static.a"), None)
+    if runtime is None:
+        raise ToolchainError(
+            f"{root} has no static CUDA runtime (libcudart_static.a), which the program takes."
+        )
+    return build(
+        folder / "built",
+        {
+            "FlashAttentionV2_DIR": str(folder / "wheel/flash_attn/cpp" / cpp_package.CMAKE),
+            "FLASH_ATTENTION_V2_RUNTIME": str(runtime),
+            "FlashAttentionV2_CUDA_INCLUDE_DIR": str(root / "include"),
+        },
+    )
+
+
+def option(wheel: Path, cuda: str, folder: Path) -> list[str | Path]:
+    """The suite's option with the program; none where it cannot be had, and then its test is skipped."""
+    console.note("building the tests of the C++ API")
+    try:
+        return [f"--cpp-tests={against_wheel(wheel, cuda, folder)}"]
+    except ToolchainError as e:
+        console.warn(f"the tests of the C++ API do not run: {e}")
+        return []
+
+
+def write(wheel: Path, cuda: str, path: Path) -> None:
+    """Write the program that tests a wheel's library, for a GPU host without a network: aside, then renamed.
+
+    Raises:
+        BuildError: as :func:`against_wheel`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        built = against_wheel(wheel, cuda, Path(folder))
+        part = path.with_name(path.name + ".part")
+        shutil.copy(built, part)
+        part.replace(path)
 
 
 def build(folder: Path, definitions: Mapping[str, str]) -> Path:

@@ -25,6 +25,7 @@ class Suite:
     torch: str = ""  # for a wheel that names none
     requirements: tuple[str, ...] = ()  # for a wheel whose own leave the version open, of which bits depend
     upstream: bool = True  # whether it runs upstream's own tests
+    cpp: bool = False  # whether it runs the C++ API's tests, where there is a GPU
     remembered: str = ""  # where in the user's cache it notes what compiles, if it does
     processes: int = 1  # run its cases, at most: where kernels are compiled, each does so on a core
 
@@ -44,6 +45,7 @@ SUITES = (
         "wheel",
         r"flash_attn-[^-]+(?:-\d[^-]*)?-py3-none-(?:many)?linux\w*_x86_64\.whl",
         PROVENANCE,
+        cpp=True,
     ),
     Suite(
         "wheel4",

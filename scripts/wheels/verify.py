@@ -20,7 +20,7 @@ from scripts.base import console, files, layout, pip
 from scripts.base.errors import NotVerified, ToolchainError, UsageError, VerifyError, WheelError
 from scripts.base.fetch import sha256
 from scripts.base.process import run
-from scripts.wheels import companions, suites, trust
+from scripts.wheels import companions, cpp_tests, gpus, suites, trust
 from scripts.wheels.proof import Proof, Provenance, read_proof
 from scripts.wheels.toolchain import find_python, running_python
 from scripts.wheels.torch_environment import torch_for_cuda
@@ -219,6 +219,8 @@ def _run_suite(
         own.parent.mkdir()
         write_upstream_tests(checkout, own)
         options.append(f"--upstream={own}")
+    if kind.cpp and gpus.found():
+        options += cpp_tests.option(tried, facts_of(tried).provenance.cuda, root / "cpp")
     command = [
         *(python, "-m", "pytest", folder, "-c", os.devnull, f"--rootdir={folder}"),
         *("-q", "-p", "no:cacheprovider", *kind.parallel, *options, *extra),

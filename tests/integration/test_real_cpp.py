@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,25 @@ def test_the_api_s_own_tests_pass_against_the_archive(archive: Path, tmp_path: P
     assert "GPUs: 0" in done.stdout
     assert "no GPU" in done.stdout
     assert "tests were skipped: they show nothing." in done.stdout
+
+
+def test_the_tests_of_a_wheel_s_library_go_to_a_host_without_a_network(wheel: Path, tmp_path: Path) -> None:
+    """The program finds the library where LD_LIBRARY_PATH says, as tests/wheel/test_cpp.py sets it."""
+    program = tmp_path / "cpp-tests"
+    cpp_tests.write(wheel, TARGET.cuda, program)
+    with zipfile.ZipFile(wheel) as opened:
+        library = opened.extract(f"flash_attn/cpp/lib/{binaries.LIBRARY}", tmp_path / "elsewhere")
+    runtime = toolchain.toolkit(TARGET, layout.cache("toolkit"), tmp_path).nvcc.parent.parent
+    folders = [Path(library).parent, *runtime.glob("lib*"), *runtime.glob("targets/*/lib")]
+    done = subprocess.run(
+        [program, "--gtest_filter=Header.*:Reference.*"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASSED" in done.stdout
 
 
 def test_headers_of_cuda_are_enough(archive: Path, tools: dict[str, str], tmp_path: Path) -> None:

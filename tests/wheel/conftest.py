@@ -47,6 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=40,
         help="how many of each of its tests (default: 40)",
     )
+    parser.addoption(
+        "--cpp-tests",
+        metavar="FILE",
+        default=None,
+        help="the program that tests the wheel's library for C++ (nox -s verify -- --write-cpp-tests)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
