@@ -151,7 +151,7 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         (["compare", "--arch", "70"], "invalid choice: '70'"),
         (
             ["compare", "--patch", "3", "--through", "2"],
-            "--through 2: that patch comes before Add-the-deterministic-mode",
+            "--through 2: that patch comes before Stay-inside-tensors",
         ),
         (["build", "--targets", "x"], "usage: nox -s build -- [-h]"),
         (["build", "--targets", "x"], "unrecognized arguments: --targets x"),
