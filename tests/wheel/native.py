@@ -117,13 +117,17 @@ class Library:
         self._library = ctypes.CDLL(path)
         self._library.flash_attention_v2_last_error.restype = ctypes.c_char_p
 
-    def _run(self, name: str, call: Any, given: dict[str, Any]) -> None:
+    def _filled(self, name: str, call: Any, given: dict[str, Any]) -> Any:
         options = {name for name, *_ in Options._fields_}
         defaults = getattr(self._library, f"flash_attention_v2_{name}_defaults")
         assert defaults(ctypes.byref(call), ctypes.c_size_t(ctypes.sizeof(call))) == 0, self.last_error()
         for field, value in given.items():
             place = call.options if field in options else call
             setattr(place, field, _array(value) if isinstance(value, Tensor) else value)
+        return call
+
+    def _run(self, name: str, call: Any, given: dict[str, Any]) -> None:
+        self._filled(name, call, given)
         stream = torch.cuda.current_stream().cuda_stream if DEVICE == "cuda" else 0
         run = getattr(self._library, f"flash_attention_v2_run_{name}")
         status = run(ctypes.byref(call), ctypes.c_void_p(stream))
@@ -136,6 +140,13 @@ class Library:
     def backward(self, **given: Any) -> None:
         """The same of a backward call."""
         self._run("backward", Backward(), given)
+
+    def workspace(self, **given: Any) -> int:
+        """The bytes of workspace of a forward call."""
+        call, taken = self._filled("forward", Forward(), given), ctypes.c_size_t()
+        status = self._library.flash_attention_v2_forward_workspace(ctypes.byref(call), ctypes.byref(taken))
+        assert status == 0, f"status {status}: {self.last_error()}"
+        return taken.value
 
     def last_error(self) -> str:
         """What this thread's last call that failed was about."""
