@@ -19,17 +19,6 @@ from harness import DEVICE, DTYPES, Config, assert_same_bits, cu_seqlens
 from torch import Tensor
 
 _DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.int32: 3, torch.bool: 4}
-_TENSORS = {
-    "options": ("alibi_slopes", "mask", "bias"),
-    "forward": (
-        *("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "cache_seqlens"),
-        *("k_new", "v_new", "rotary_cos", "rotary_sin", "cache_batch_idx", "block_table", "leftpad_k"),
-    ),
-    "backward": (
-        *("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "dbias"),
-        *("cu_seqlens_q", "cu_seqlens_k"),
-    ),
-}
 
 
 class Array(ctypes.Structure):
@@ -61,7 +50,7 @@ class Options(ctypes.Structure):
         ("split_size", ctypes.c_int64),
         *_numbers(ctypes.c_uint64, "seed", "offset"),
         *_numbers(ctypes.c_void_p, "seed_at", "offset_at"),
-        *_tensors(*_TENSORS["options"]),
+        *_tensors("alibi_slopes", "mask", "bias"),
         ("reserved", ctypes.c_int64 * 8),
     )
 
