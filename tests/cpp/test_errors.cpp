@@ -231,6 +231,43 @@ TEST_F(Errors, StridesThatNoKernelTakes) {
     EXPECT_WORDS("k's rows");
 }
 
+TEST_F(Errors, ResultsWhoseElementsShareMemory) {
+    forward.out.strides[1] = 0;
+    expect_forward(cudaErrorInvalidValue, "out.strides[1]=0");
+}
+
+TEST_F(BackwardErrors, ResultsWhoseElementsShareMemory) {
+    backward.dk.strides[2] = 0;
+    expect_backward(cudaErrorInvalidValue, "dk.strides[2]=0");
+}
+
+TEST_F(Errors, AddressesBesideTheirElements) {
+    forward.lse.data = static_cast<char *>(forward.lse.data) + 2;
+    expect_forward(cudaErrorInvalidValue, "lse.data is not aligned");
+}
+
+TEST_F(Errors, SizesBeyondAnyMemory) {
+    forward.q.sizes[0] = forward.q.sizes[1] = std::numeric_limits<int>::max();
+    expect_forward(cudaErrorInvalidValue, "q has more elements");
+}
+
+TEST_F(Errors, PackedCallsWithoutTheirLongestLength) {
+    for (auto *const array : {&forward.q, &forward.k, &forward.v, &forward.out}) {
+        *array = tensor(array->data, kHalf, {16, 2, d_});
+    }
+    forward.lse = {};
+    forward.cu_seqlens_q = forward.cu_seqlens_k = tensor(at(4), kInt, {2});
+    expect_forward(cudaErrorInvalidValue, "max_seqlen_q is 0");
+    forward.max_seqlen_q = 16;
+    expect_forward(cudaErrorInvalidValue, "max_seqlen_k is 0");
+}
+
+TEST_F(BackwardErrors, AGradientOfABiasWithoutMemory) {
+    backward.options.bias = backward.dbias = tensor(at(0), kHalf, {1, 2, 16, 16});
+    backward.dbias.data = nullptr;
+    expect_backward(cudaErrorInvalidValue, "dbias.data is null");
+}
+
 TEST_F(Errors, OptionsOutOfTheirRanges) {
     const flash_attention_v2_options right = forward.options;
     const float nan = std::numeric_limits<float>::quiet_NaN(),
@@ -255,6 +292,14 @@ TEST_F(Errors, OptionsOutOfTheirRanges) {
 }
 
 TEST_F(Errors, FieldsOfAnotherKindOfCall) {
+    for (int32_t flash_attention_v2_forward_call::*const field :
+        {&flash_attention_v2_forward_call::num_splits, &flash_attention_v2_forward_call::zero_gaps,
+            &flash_attention_v2_forward_call::max_seqlen_q,
+            &flash_attention_v2_forward_call::rotary_interleaved}) {
+        forward.*field = 1;
+        expect_forward(cudaErrorInvalidValue, "does not go with sequences of one length");
+        forward.*field = 0;
+    }
     forward.cu_seqlens_q = tensor(at(4), kInt, {2});
     expect_forward(cudaErrorInvalidValue, "cu_seqlens_q");
     forward.cu_seqlens_q = {};
