@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import shlex
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,22 @@ def write(path: Path, text: str) -> None:
         part.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file, with its mode: aside, then renamed; nothing stays behind when that fails.
+
+    Raises:
+        OSError: it names ``target``, not the file beside it.
+    """
+    part = target.with_name(target.name + ".part")
+    try:
+        shutil.copy(source, part)
+        part.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -129,10 +129,7 @@ def write(wheel: Path, cuda: str, path: Path) -> None:
         BuildError: as :func:`against_wheel`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        built = against_wheel(wheel, cuda, Path(folder))
-        part = path.with_name(path.name + ".part")
-        shutil.copy(built, part)
-        part.replace(path)
+        files.copy(against_wheel(wheel, cuda, Path(folder)), path)
 
 
 def build(folder: Path, definitions: Mapping[str, str]) -> Path:

@@ -185,8 +185,8 @@ def require_static_runtime(toolchain: Toolchain) -> None:
     if not any((folder / _STATIC_RUNTIME).is_file() for folder in _runtimes(toolchain)):
         raise ToolchainError(
             f"{toolchain.toolkit.nvcc.parent.parent} has no {_STATIC_RUNTIME}, the CUDA runtime that the "
-            "archive's library holds. Install the whole CUDA toolkit and set CUDA_HOME, or build the wheel, "
-            "whose library needs it not."
+            "archive's library holds. Install the whole CUDA toolkit and set CUDA_HOME, or build the wheel: "
+            "its library does without."
         )
 
 

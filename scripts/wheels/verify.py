@@ -172,11 +172,10 @@ def verify(
     environments.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=environments, prefix="verify-") as folder:
         root = Path(folder)
-        facts = facts_of(path)
-        tried = _copy(path, facts, root)
-        python = installed(replace(facts, path=tried), root / "venv", build / "logs", beside)
+        facts = _copied(facts_of(path), root)
+        python = installed(facts, root / "venv", build / "logs", beside)
         proof = root / "proof.json"
-        status = _run_suite(python, suite, tried, proof, checkout, extra)
+        status = _run_suite(python, suite, facts, proof, checkout, extra)
         if not proof.is_file():
             raise VerifyError(
                 f"{path.name}: the suite did not come to its end: pytest exited with {status}; "
@@ -192,19 +191,20 @@ def verify(
     return result
 
 
-def _copy(path: Path, facts: Facts, folder: Path) -> Path:
+def _copied(facts: Facts, folder: Path) -> Facts:
     """The wheel to try: a build may put another one in its place meanwhile."""
-    tried = Path(shutil.copyfile(path, folder / path.name))
+    tried = Path(shutil.copyfile(facts.path, folder / facts.path.name))
     if sha256(tried) != facts.sha256:
-        raise VerifyError(f"{path} was replaced while it was verified; run this again.")
-    return tried
+        raise VerifyError(f"{facts.path} was replaced while it was verified; run this again.")
+    return replace(facts, path=tried)
 
 
 def _run_suite(
-    python: Path, suite: Path, tried: Path, proof: Path, checkout: upstream.Checkout, extra: list[str]
+    python: Path, suite: Path, facts: Facts, proof: Path, checkout: upstream.Checkout, extra: list[str]
 ) -> int:
     """Run the suite on an installed wheel; pytest's exit status."""
-    root, kind = tried.parent, suites.of(tried)
+    tried, kind = facts.path, facts.suite
+    root = tried.parent
     # A copy, so that neither this repository's configuration nor its modules reach the suite.
     folder = root / "suite" / suite.name
     for name in (suite.name, *kind.beside):
@@ -220,7 +220,7 @@ def _run_suite(
         write_upstream_tests(checkout, own)
         options.append(f"--upstream={own}")
     if kind.cpp and gpus.found():
-        options += cpp_tests.option(tried, facts_of(tried).provenance.cuda, root / "cpp")
+        options += cpp_tests.option(tried, facts.provenance.cuda, root / "cpp")
     command = [
         *(python, "-m", "pytest", folder, "-c", os.devnull, f"--rootdir={folder}"),
         *("-q", "-p", "no:cacheprovider", *kind.parallel, *options, *extra),
@@ -235,9 +235,7 @@ def keep_proof(path: Path, proof: Path, result: Proof) -> None:
         raise VerifyError(f"{path} was replaced while it was verified; run this again.")
     for stale in companions.of_proof(path):
         stale.unlink(missing_ok=True)
-    part = companions.proof(path).with_suffix(".part")
-    shutil.copyfile(proof, part)
-    part.replace(companions.proof(path))
+    files.copy(proof, companions.proof(path))
     trust.attest_proof(path)
 
 

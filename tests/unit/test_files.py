@@ -124,3 +124,19 @@ def test_the_file_that_a_shell_redirects_to_is_written_to_by_its_name_in_dev(tmp
         os.close(opened)
     assert (tmp_path / "out").read_text() == "said\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_copy_has_the_mode_and_an_error_names_where_it_was_to_lie(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("said")
+    program.chmod(0o755)
+    files.copy(program, tmp_path / "copy")
+    assert (tmp_path / "copy").read_text() == "said"
+    assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o755
+    with pytest.raises(FileNotFoundError) as raised:
+        files.copy(program, tmp_path / "none/copy")
+    assert raised.value.filename == str(tmp_path / "none/copy")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        files.copy(program, tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "folder", "program"]
