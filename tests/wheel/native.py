@@ -162,6 +162,29 @@ def _options(config: Config) -> dict[str, Any]:
     }
 
 
+def _both(
+    library: Library,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    theirs: tuple[Tensor, ...],
+    dout: Tensor,
+    options: dict[str, Any],
+) -> Pairs:
+    """The library's results beside Python's: out, lse, and the gradients of q, k, v and of a bias."""
+    out, lse, *_ = theirs
+    tensors = {
+        **dict(zip("qkv", inputs, strict=True)),
+        "out": torch.empty_like(out),
+        "lse": torch.empty_like(lse),
+    }
+    results = {f"d{name}": torch.empty_like(tensors[name]) for name in "qkv"}
+    if "bias" in options:
+        results["dbias"] = torch.empty_like(options["bias"])
+    library.forward(**tensors, **options)
+    library.backward(**tensors, **options, **results, dout=dout, deterministic=1)
+    ours = {"out": tensors["out"], "lse": tensors["lse"], **results}
+    return dict(zip(ours, zip(theirs, ours.values(), strict=True), strict=True))
+
+
 def dense(library: Library, config: Config, queries: int = 33, keys: int = 70) -> Pairs:
     """Sequences of one length, with their gradients; grouped heads' are of the mode, where the core sums them."""
     q, k, v = (
@@ -181,18 +204,7 @@ def dense(library: Library, config: Config, queries: int = 33, keys: int = 70) -
     )
     wanted = [q, k, v, *([scores["bias"]] if config.bias else [])]
     gradients = torch.autograd.grad(out, wanted, dout)
-    with torch.no_grad():
-        tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q), "lse": torch.empty_like(lse)}
-        options = {**_options(config), **scores}
-        library.forward(**tensors, **options)
-        results = {f"d{name}": torch.empty_like(tensors[name]) for name in ("q", "k", "v")}
-        if config.bias:
-            results["dbias"] = torch.empty_like(scores["bias"])
-        library.backward(**tensors, **options, **results, dout=dout, deterministic=1)
-    pairs = {"out": (out, tensors["out"]), "lse": (lse, tensors["lse"])}
-    return pairs | {
-        name: (theirs, ours) for theirs, (name, ours) in zip(gradients, results.items(), strict=True)
-    }
+    return _both(library, (q, k, v), (out, lse, *gradients), dout, {**_options(config), **scores})
 
 
 def packed(library: Library, config: Config, lengths: tuple[int, ...] = (5, 40, 1)) -> Pairs:
@@ -208,22 +220,14 @@ def packed(library: Library, config: Config, lengths: tuple[int, ...] = (5, 40, 
         return_attn_probs=True, deterministic=True, **config.kwargs(),
     )  # fmt: skip
     gradients = torch.autograd.grad(out, (q, k, v), dout)
-    with torch.no_grad():
-        tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q), "lse": torch.empty_like(lse)}
-        options = {
-            **_options(config),
-            "cu_seqlens_q": sums,
-            "cu_seqlens_k": sums,
-            "max_seqlen_q": longest,
-            "max_seqlen_k": longest,
-        }
-        library.forward(**tensors, **options)
-        results = {f"d{name}": torch.empty_like(tensors[name]) for name in ("q", "k", "v")}
-        library.backward(**tensors, **options, **results, dout=dout, deterministic=1)
-    pairs = {"out": (out, tensors["out"]), "lse": (lse, tensors["lse"])}
-    return pairs | {
-        name: (theirs, ours) for theirs, (name, ours) in zip(gradients, results.items(), strict=True)
+    options = {
+        **_options(config),
+        "cu_seqlens_q": sums,
+        "cu_seqlens_k": sums,
+        "max_seqlen_q": longest,
+        "max_seqlen_k": longest,
     }
+    return _both(library, (q, k, v), (out, lse, *gradients), dout, options)
 
 
 def cached(library: Library, config: Config, paged: bool) -> Pairs:
@@ -264,15 +268,8 @@ def dropped(library: Library, config: Config) -> Pairs:
         state,
     )  # fmt: skip
     seed, offset = (int(number) for number in state)
-    tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q), "lse": torch.empty_like(lse)}
     options = {"causal": int(config.causal), "dropout": 0.3, "seed": seed % 2**64, "offset": offset}
-    library.forward(**tensors, **options)
-    results = {f"d{name}": torch.empty_like(tensors[name]) for name in ("q", "k", "v")}
-    library.backward(**tensors, **options, **results, dout=dout, deterministic=1)
-    pairs = {"out": (out, tensors["out"]), "lse": (lse, tensors["lse"])}
-    return pairs | {
-        name: (theirs, ours) for theirs, (name, ours) in zip(gradients[:3], results.items(), strict=True)
-    }
+    return _both(library, (q, k, v), (out, lse, *gradients[:3]), dout, options)
 
 
 CASES: dict[str, tuple[dict[str, Any], Callable[[Library, Config], Pairs]]] = {
