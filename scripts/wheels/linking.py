@@ -54,7 +54,7 @@ def link_options(toolchain: Toolchain, product: Product) -> list[str]:
     own = ["-shared", "-s", "-Wl,-z,defs", "-Wl,--gc-sections"]
     if product is Product.BINDING:
         up = _way(f"{FORK.extension}/{EXTENSION}", str(PurePosixPath(LIBRARY_IN_WHEEL).parent))
-        return [*own, f"-Wl,-soname,{EXTENSION}", *_searching(up), f"-l:{tvm_ffi.LIBRARY}"]
+        return [*own, f"-Wl,-soname,{EXTENSION}", *_searching(up, first=True), f"-l:{tvm_ffi.LIBRARY}"]
     # Its own calls stay within, whatever functions of these names a program has.
     within = ["-Wl,-Bsymbolic-functions", "-Wl,--wrap=cudaFuncSetAttribute"]
     library = [*own, f"-Wl,-soname,{LIBRARY}", *within]
@@ -82,9 +82,9 @@ def _way(file: str, folder: str) -> str:
     return "../" * (len(PurePosixPath(file).parts) - 1) + folder
 
 
-def _searching(way: str) -> list[str]:
-    """Have the loader look there, as seen from the library that asks; after what LD_LIBRARY_PATH names."""
-    return [f"-Wl,-rpath,$ORIGIN/{way}", "-Wl,--enable-new-dtags"]
+def _searching(way: str, first: bool = False) -> list[str]:
+    """Have the loader look there, as seen from the library that asks; before or after what LD_LIBRARY_PATH names."""
+    return [f"-Wl,-rpath,$ORIGIN/{way}", f"-Wl,--{'disable' if first else 'enable'}-new-dtags"]
 
 
 def link(
@@ -141,8 +141,6 @@ FLASH_ATTENTION_V2_1 {
     global:
         flash_attention_v2_*;
         extern "C++" {
-            flash_attention_v2_init*;
-            flash_attention_v2_cleanup*;
             flash_attention_v2_set_layout*;
             flash_attention_v2_forward*;
             flash_attention_v2_backward*;

@@ -184,7 +184,7 @@ cudaError_t CUDARTAPI cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolPr
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
-cudaError_t CUDARTAPI cudaMemPoolDestroy(cudaMemPool_t) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaMallocFromPoolAsync(void **at, size_t size, cudaMemPool_t, cudaStream_t) { return cudaMalloc(at, size); }
 cudaError_t CUDARTAPI cudaFreeAsync(void *at, cudaStream_t) { return cudaFree(at); }
 cudaError_t CUDARTAPI cudaPointerGetAttributes(cudaPointerAttributes *found, const void *at) {
