@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # The first branch of NVIDIA's driver that serves a major release of CUDA.
 _DRIVERS = {"12": 525, "13": 580}
-_FIELDS = ("uuid", "name", "compute_cap", "driver_version")
+_FIELDS = ("uuid", "name", "compute_cap", "driver_version", "memory.total")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,16 @@ class Gpu:
     name: str
     compute_capability: str  # such as 9.0
     driver: str  # such as 580.82.07
+    memory: str = ""  # such as 81559, in MiB; some drivers have no word for it
+
+    @property
+    def gib(self) -> int:
+        """Its memory, in whole GiB; 0: the driver does not tell.
+
+        >>> Gpu("GPU-1", "H100", "9.0", "580.82.07", "81559").gib, Gpu("GPU-1", "", "9.0", "1", "[N/A]").gib
+        (79, 0)
+        """
+        return int(self.memory) // 1024 if self.memory.isdigit() else 0
 
 
 def found() -> tuple[Gpu, ...]:
@@ -35,7 +45,7 @@ def found() -> tuple[Gpu, ...]:
         return ()
     try:
         text = run(
-            [program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"],
+            [program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"],
             error=ToolchainError,
             what="the driver does not tell its GPUs",
         )

@@ -83,7 +83,7 @@ def _way(file: str, folder: str) -> str:
 
 
 def _searching(way: str, first: bool = False) -> list[str]:
-    """Have the loader look there, as seen from the library that asks; before or after what LD_LIBRARY_PATH names."""
+    """Have the loader look there, seen from the library that asks; LD_LIBRARY_PATH comes first or second."""
     return [f"-Wl,-rpath,$ORIGIN/{way}", f"-Wl,--{'disable' if first else 'enable'}-new-dtags"]
 
 

@@ -11,7 +11,10 @@ from scripts.base.errors import UsageError
 from scripts.wheels.metadata import PROVENANCE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from scripts.wheels.gpus import Gpu
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,17 @@ class Suite:
     upstream: bool = True  # whether it runs upstream's own tests
     cpp: bool = False  # whether it runs the C++ API's tests, where there is a GPU
     remembered: str = ""  # where in the user's cache it notes what compiles, if it does
-    processes: int = 1  # run its cases, at most: where kernels are compiled, each does so on a core
+    processes: int = 1  # run its cases, at most, each on a core
+    gib: int = 0  # of the GPU's memory that each may take; without a GPU there is one process then
+    by_file: bool = False  # a file's cases stay in one process, which makes what they share once
 
-    @property
-    def parallel(self) -> tuple[str, ...]:
-        """The arguments of pytest-xdist."""
+    def parallel(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        """The arguments of pytest-xdist on a machine with these GPUs, of which a suite uses the first."""
         count = min(self.processes, os.cpu_count() or 1)
-        return ("--numprocesses", str(count), "--dist", "worksteal") if count > 1 else ()
+        if self.gib:
+            count = min(count, gpus[0].gib // self.gib if gpus else 1)
+        dist = "loadfile" if self.by_file else "worksteal"
+        return ("--numprocesses", str(count), "--dist", dist) if count > 1 else ()
 
     def proves(self, name: str) -> bool:
         """Whether it is for a wheel of this name."""
@@ -46,6 +53,9 @@ SUITES = (
         r"flash_attn-[^-]+(?:-\d[^-]*)?-py3-none-(?:many)?linux\w*_x86_64\.whl",
         PROVENANCE,
         cpp=True,
+        processes=8,
+        gib=10,
+        by_file=True,
     ),
     Suite(
         "wheel4",
@@ -61,7 +71,7 @@ SUITES = (
         ),
         upstream=False,
         remembered="flash-attn-4-compiles",
-        processes=8,
+        processes=8,  # kernels are compiled, each on a core
     ),
 )
 

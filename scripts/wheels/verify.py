@@ -112,7 +112,8 @@ def installed(facts: Facts, root: Path, logs: Path, beside: Beside = Beside()) -
         error=ToolchainError,
         what="could not make a virtual environment",
     )
-    pytest = (_PYTEST, _PROCESSES) if facts.suite.parallel else (_PYTEST,)
+    parallel = facts.suite.parallel(gpus.found())
+    pytest = (_PYTEST, _PROCESSES) if parallel else (_PYTEST,)
     run(
         pip.installing(python, torch_for_cuda(torch), "numpy", *pytest),
         error=ToolchainError,
@@ -219,11 +220,12 @@ def _run_suite(
         own.parent.mkdir()
         write_upstream_tests(checkout, own)
         options.append(f"--upstream={own}")
-    if kind.cpp and gpus.found():
+    there = gpus.found()
+    if kind.cpp and there:
         options += cpp_tests.option(tried, facts.provenance.cuda, root / "cpp")
     command = [
         *(python, "-m", "pytest", folder, "-c", os.devnull, f"--rootdir={folder}"),
-        *("-q", "-p", "no:cacheprovider", *kind.parallel, *options, *extra),
+        *("-q", "-p", "no:cacheprovider", *kind.parallel(there), *options, *extra),
     ]
     words, environment = [str(word) for word in command], {**os.environ, "PYTHONPATH": ""}
     return subprocess.run(words, cwd=root, env=environment, check=False).returncode

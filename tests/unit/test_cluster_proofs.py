@@ -149,12 +149,13 @@ def test_gpus_are_what_the_driver_tells_and_the_variable_leaves(
     smi(
         tmp_path,
         monkeypatch,
-        "echo 'GPU-aa, NVIDIA H100 80GB HBM3, 9.0, 580.82.07'; echo 'GPU-bb, NVIDIA L4, 8.9, 580.82.07'",
+        "echo 'GPU-aa, NVIDIA H100 80GB HBM3, 9.0, 580.82.07, 81559'; "
+        "echo 'GPU-bb, NVIDIA L4, 8.9, 580.82.07, [N/A]'",
     )
     both = gpus.found()
     assert both == (
-        Gpu("GPU-aa", "NVIDIA H100 80GB HBM3", "9.0", "580.82.07"),
-        Gpu("GPU-bb", "NVIDIA L4", "8.9", "580.82.07"),
+        Gpu("GPU-aa", "NVIDIA H100 80GB HBM3", "9.0", "580.82.07", "81559"),
+        Gpu("GPU-bb", "NVIDIA L4", "8.9", "580.82.07", "[N/A]"),
     )
     for words, left in (("1", both[1:]), ("GPU-a", both[:1]), ("", ()), ("1,0", both[::-1])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", words)

@@ -14,7 +14,7 @@ from scripts.base import layout
 from scripts.base.errors import NotVerified, UsageError, VerifyError, WheelError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import origin, suites, verify
+from scripts.wheels import gpus, origin, suites, verify
 from scripts.wheels.proof import Provenance, read_proof
 from tests.unit.conftest import BASE, FACTS, ROOT, WHEEL_NAME, Command, Make, checkout_of, whole_wheel
 
@@ -284,11 +284,14 @@ def test_a_wheel_whose_provenance_lies_elsewhere_is_no_wheel_of_the_suite(tmp_pa
         verify.facts_of(path)
 
 
-def test_the_suite_that_compiles_kernels_has_a_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suite_has_processes_as_cores_and_the_gpu_s_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     one, four = suites.SUITES
+    large, small, silent = (gpus.Gpu("GPU-1", "a GPU", "9.0", "580.1", mib) for mib in ("81559", "24564", ""))
     told = []
     for cores in (1, 2, 64):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        told.append(four.parallel[1:2])
-        assert one.parallel == ()
+        told.append(four.parallel(())[1:2])
     assert told == [(), ("2",), ("8",)]
+    assert one.parallel(()) == one.parallel((silent,)) == ()
+    assert one.parallel((large, small)) == ("--numprocesses", "7", "--dist", "loadfile")
+    assert one.parallel((small, large))[1] == "2"
