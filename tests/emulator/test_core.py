@@ -28,14 +28,20 @@ def packed(q: list[int], k: list[int], **changed: object) -> object:
     return flash_attn_varlen_func(*tensors, *sums, 8, 12, **changed)
 
 
-def cached(length: int, table: list[int] | None = None, new: int = 0) -> object:
+def cached(length: int, table: list[int] | None = None, new: int = 0, page: int = 256) -> object:
     pages = 4 if table else 1
-    caches = [tensor(pages, 256, 2, DIM) for _ in range(2)]
+    caches = [tensor(pages, page, 2, DIM) for _ in range(2)]
     keys = [tensor(1, new, 2, DIM) for _ in range(2)] if new else [None, None]
     block_table = None if table is None else torch.tensor([table], dtype=torch.int32)
     lengths = torch.tensor([length], dtype=torch.int32)
     q = tensor(1, 1, 2, DIM)
     return flash_attn_with_kvcache(q, *caches, *keys, cache_seqlens=lengths, block_table=block_table)
+
+
+def test_pages_have_a_multiple_of_16_tokens() -> None:
+    cached(30, [3, 1], page=16)
+    with pytest.raises(RuntimeError, match=r"block size must be divisible by 16; it is 24"):
+        cached(30, [3, 1], page=24)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,8 @@ def test_a_row_is_the_same_in_every_layout(
         slack = data.draw(st.sampled_from([0, 0, 900]))
         varlen(config, packed, place, slack=slack).assert_same(alone, f"packed, slack {slack}")
         cache(config, cached, capacity).assert_same(alone, f"in a cache of {capacity}")
-        paged(config, cached, draw.generator).assert_same(alone, "in a paged cache")
+        page = data.draw(st.sampled_from([16, 32, 48, 64, 128, 144, 256]))
+        paged(config, cached, draw.generator, page=page).assert_same(alone, f"in pages of {page}")
 
 
 @problems(15)
@@ -448,14 +449,14 @@ def test_rotary_tables_end_where_they_end(filled: int, new: int, queries: int) -
 @pytest.mark.parametrize(
     ("before", "window"), [(0, 16), (100, 0), (5, 2 * BLOCK - 1), (5, 2 * BLOCK), (5, 2 * BLOCK + 1)]
 )
-@pytest.mark.parametrize(("queries", "paged"), [(1, False), (70, True)])
+@pytest.mark.parametrize(("queries", "page"), [(1, 0), (70, 256), (70, 16), (1, 48)])
 def test_new_keys_that_no_window_reaches_are_appended(
-    queries: int, paged: bool, before: int, window: int, mask: bool, where: str
+    queries: int, page: int, before: int, window: int, mask: bool, where: str
 ) -> None:
     config = built(heads=2, heads_k=1, window=(window, 0), mask=mask)
     config.need("split")
     assert_that_all_new_keys_are_appended(
-        config, before, 4 * BLOCK - before, where, BLOCK, queries, paged=paged
+        config, before, 4 * BLOCK - before, where, BLOCK, queries, page=page
     )
 
 

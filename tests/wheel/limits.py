@@ -157,10 +157,10 @@ def assert_that_all_new_keys_are_appended(
     split_size: int,
     queries: int = 1,
     mode: bool = True,
-    paged: bool = False,
+    page: int = 0,
 ) -> None:
-    """Also those that no query's window reaches."""
-    sequence, page = Draw(17).sequence(config, queries, before + new), 256
+    """Also those that no query's window reaches; page: the tokens of one, or 0."""
+    sequence, paged, page = Draw(17).sequence(config, queries, before + new), page > 0, page or 256
     capacity = -(-(before + new + 9) // page) * page
     buffers = [
         torch.full((1, capacity, *t.shape[1:]), math.nan, dtype=t.dtype, device=t.device)

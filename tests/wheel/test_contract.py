@@ -284,15 +284,17 @@ def test_batch_in_a_cache_of_unequal_lengths(
         )
 
 
+@pytest.mark.parametrize("page", [16, 48, 256])
 @configs
-def test_paged_cache_with_shuffled_pages(config: Config, control: Callable[..., None]) -> None:
+def test_paged_cache_with_shuffled_pages(config: Config, page: int, control: Callable[..., None]) -> None:
+    """Whatever the size of pages: smaller than a tile of keys, across the ends of tiles, and whole tiles."""
     draw = Draw(seed_of(config, "paged"))
     sequences = [draw.sequence(config, 9, length) for length in (600, 1300, 257)]
     for which in range(3):
         compare(
             config,
             lambda which=which: dense(config, [sequences[which]]),
-            lambda which=which: paged(config, sequences, draw.generator, which),
+            lambda which=which: paged(config, sequences, draw.generator, which, page),
             control,
         )
 

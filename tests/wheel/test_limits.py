@@ -95,8 +95,8 @@ def test_new_keys_that_no_window_reaches_are_appended(
 ) -> None:
     config = Config(head_dim=head_dim, heads=4, heads_k=2, window=(window, 0), mask=mask)
     config.need("split")
-    for queries, paged in ((1, False), (70, False), (70, True)):
-        assert_that_all_new_keys_are_appended(config, before, 1024 - before, where, 256, queries, paged=paged)
+    for queries, page in ((1, 0), (70, 0), (70, 256), (70, 16), (1, 48)):
+        assert_that_all_new_keys_are_appended(config, before, 1024 - before, where, 256, queries, page=page)
 
 
 @pytest.mark.sanitizer
