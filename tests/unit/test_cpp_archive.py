@@ -34,9 +34,9 @@ namespace flash { namespace core {
     SHOWN int run() { return cudaRuntime() + int(std::string("ab").size()); }
     int hidden() { return 1; }
 } }
-SHOWN int flash_attention_v2_init() { return flash::core::run(); }
+SHOWN int flash_attention_v2_forward() { return flash::core::run(); }
 SHOWN int other() { return flash::core::hidden(); }
-extern "C" SHOWN int flash_attention_v2_c() { return flash_attention_v2_init(); }
+extern "C" SHOWN int flash_attention_v2_c() { return flash_attention_v2_forward(); }
 """,
     "binding": """
 #include <string>
@@ -100,7 +100,7 @@ def test_the_archive_s_library_shows_the_interface_and_holds_the_runtime(
     library = link(tools, tmp_path, Product.ARCHIVED, tmp_path / "library.o")
     assert shown(library) == {
         "flash_attention_v2_c@@FLASH_ATTENTION_V2_1",
-        "flash_attention_v2_init()@@FLASH_ATTENTION_V2_1",
+        "flash_attention_v2_forward()@@FLASH_ATTENTION_V2_1",
     }
     assert not [name for name in binaries.needed(library) if "cudart" in name]
     assert linking.static_libraries(library) == ["libcudart_static.a"]
@@ -110,7 +110,10 @@ def test_python_loads_a_binding_that_finds_library_and_runtime_from_its_own_plac
     tools: Toolchain,
     tmp_path: Path,
 ) -> None:
-    """As a wheel is installed: neither torch nor a variable says where anything is."""
+    """As a wheel is installed: no variable says where anything is, or one says where an archive is."""
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    link(tools, tmp_path, Product.ARCHIVED, tmp_path / "library.o").replace(archive / binaries.LIBRARY)
     library = link(tools, tmp_path, Product.LIBRARY, tmp_path / "library.o")
     binding = link(tools, tmp_path, Product.BINDING, tmp_path / "binding.o", library)
     private = {name for name in shown(library) if name.endswith("FLASH_ATTENTION_V2_PRIVATE")}
@@ -129,8 +132,9 @@ def test_python_loads_a_binding_that_finds_library_and_runtime_from_its_own_plac
     loaded = [tmp_path / "tvm-ffi/lib/libtvm_ffi.so", site / kernels.FORK.extension / binaries.EXTENSION]
     command = [sys.executable, "-c", code, *map(str, loaded)]
     env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    assert (done.stdout, done.stderr) == ("42\n", "")
+    for more in ({}, {"LD_LIBRARY_PATH": str(archive)}):
+        done = subprocess.run(command, capture_output=True, text=True, env=env | more, check=False)
+        assert (done.stdout, done.stderr) == ("42\n", "")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +161,7 @@ def test_a_program_s_own_function_of_the_same_name_changes_nothing(tools: Toolch
     (tmp_path / "main.cpp").write_text("""
 #include <cstdio>
 extern "C" int flash_attention_v2_c();
-int flash_attention_v2_init() { return 1; }
+int flash_attention_v2_forward() { return 1; }
 namespace flash { namespace core { int run() { return 1; } } }
 extern "C" int cudaRuntime() { return 1; }
 int main() { std::printf("%d", flash_attention_v2_c()); }
