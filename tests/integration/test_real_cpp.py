@@ -480,6 +480,7 @@ def described(abigail: tuple[Path, dict[str, str]], source: Path, folder: Path) 
         *("--out-file", found, library),
         env=env,
     )
+    found.write_text(found.read_text().replace(f"path='{source}/", "path='"))
     return found
 
 

@@ -242,10 +242,10 @@ def cache(
     return Rows(out[which], lse[which])
 
 
-def paged(
-    config: Config, sequences: list[Sequence], generator: torch.Generator, which: int = 0, page: int = 256
-) -> Rows:
-    """A paged KV cache with its pages in random order; unused slots hold NaN."""
+def in_pages(
+    sequences: list[Sequence], generator: torch.Generator, page: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """K and v in pages in random order, with a spare one each, and their table; unused slots hold NaN."""
     per_sequence = max(math.ceil(len(s.k) / page) for s in sequences) + 1
     table = torch.randperm(per_sequence * len(sequences), generator=generator, device=DEVICE).to(torch.int32)
     table = table.view(len(sequences), per_sequence)
@@ -260,20 +260,35 @@ def paged(
                 buffer[int(table[i, j]), : len(part)] = part
         return buffer
 
+    return pages("k"), pages("v"), table
+
+
+def paged(
+    config: Config, sequences: list[Sequence], generator: torch.Generator, which: int = 0, page: int = 256
+) -> Rows:
+    """A paged KV cache."""
+    k, v, table = in_pages(sequences, generator, page)
     q = torch.stack([s.q for s in sequences])
     lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device=DEVICE)
-    own = extras(sequences, per_sequence * page)
-    out, lse = flash_attn_with_kvcache(
-        q,
-        pages("k"),
-        pages("v"),
-        cache_seqlens=lengths,
-        block_table=table,
-        return_softmax_lse=True,
-        **config.kwargs(),
-        **own,
-    )
+    own = extras(sequences, table.shape[1] * page)
+    options = {**config.kwargs(), **own, "return_softmax_lse": True}
+    out, lse = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, **options)
     return Rows(out[which], lse[which])
+
+
+def packed_on_pages(
+    config: Config, sequences: list[Sequence], generator: torch.Generator, which: int, page: int
+) -> Rows:
+    """Queries packed end to end, on keys in pages."""
+    k, v, table = in_pages(sequences, generator, page)
+    len_q, len_k = [len(s.q) for s in sequences], [len(s.k) for s in sequences]
+    cu_q, cu_k = cu_seqlens(len_q), cu_seqlens(len_k)
+    lengths = (cu_q, cu_k, max(len_q), max(len_k))
+    own = {**config.kwargs(), **extras(sequences, max(len_k), packed=True)}
+    q = torch.cat([s.q for s in sequences])
+    out, lse, _ = flash_attn_varlen_func(q, k, v, *lengths, block_table=table, return_attn_probs=True, **own)
+    rows = slice(int(cu_q[which]), int(cu_q[which + 1]))
+    return Rows(out[rows], lse[:, rows])
 
 
 def reference(

@@ -31,6 +31,7 @@ from harness import (
     assert_same_bits,
     cache,
     dense,
+    packed_on_pages,
     paged,
     reference,
     route,
@@ -295,6 +296,20 @@ def test_paged_cache_with_shuffled_pages(config: Config, page: int, control: Cal
             config,
             lambda which=which: dense(config, [sequences[which]]),
             lambda which=which: paged(config, sequences, draw.generator, which, page),
+            control,
+        )
+
+
+@pytest.mark.parametrize("page", [16, 48, 256])
+@configs
+def test_packed_queries_on_pages(config: Config, page: int, control: Callable[..., None]) -> None:
+    draw = Draw(seed_of(config, "packed on pages"))
+    sequences = [draw.sequence(config, q, k) for q, k in ((1, 600), (300, 1300), (9, 257))]
+    for which in range(3):
+        compare(
+            config,
+            lambda which=which: dense(config, [sequences[which]]),
+            lambda which=which: packed_on_pages(config, sequences, draw.generator, which, page),
             control,
         )
 
