@@ -112,10 +112,8 @@ def installed(facts: Facts, root: Path, logs: Path, beside: Beside = Beside()) -
         error=ToolchainError,
         what="could not make a virtual environment",
     )
-    parallel = facts.suite.parallel(gpus.found())
-    pytest = (_PYTEST, _PROCESSES) if parallel else (_PYTEST,)
     run(
-        pip.installing(python, torch_for_cuda(torch), "numpy", *pytest),
+        pip.installing(python, torch_for_cuda(torch), "numpy", _PYTEST, _PROCESSES),
         error=ToolchainError,
         what=f"could not install torch {torch}",
         hint=pip.HINT,

@@ -28,7 +28,7 @@ from harness import (
     cu_seqlens,
     dense,
     extras,
-    packed_on_pages,
+    in_pages,
     paged,
     route,
     varlen,
@@ -140,9 +140,8 @@ def test_a_row_is_the_same_in_every_layout(
         cache(config, cached, capacity).assert_same(alone, f"in a cache of {capacity}")
         page = data.draw(st.sampled_from([16, 32, 48, 64, 128, 144, 256]))
         paged(config, cached, draw.generator, page=page).assert_same(alone, f"in pages of {page}")
-        packed_on_pages(config, packed, draw.generator, place, page).assert_same(
-            alone, f"packed, in pages of {page}"
-        )
+        pages = in_pages(packed, draw.generator, page)
+        varlen(config, packed, place, pages=pages).assert_same(alone, f"packed, in pages of {page}")
 
 
 @problems(15)

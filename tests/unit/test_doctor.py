@@ -221,6 +221,23 @@ def well(place: Place, drive: Drive, made: Made | None = None, torch: str = "2.1
     place.install((made or Made()).write(place.folder / "made"))
 
 
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        (["-m", "flash_attn.doctor"], "flash_attn.doctor"),
+        (["-Imflash_attn.doctor"], "flash_attn.doctor"),
+        (["-W", "error", "-X", "dev", "-m", "flash_attn.doctor", "--json"], "flash_attn.doctor"),
+        (["-m", "tool", "flash_attn.doctor"], "tool"),
+        (["-Wm", "program.py"], ""),
+        (["-m"], ""),
+    ],
+)
+def test_what_python_was_started_with_is_what_follows_its_own_option(words: list[str], module: str) -> None:
+    module_of: dict[str, Any] = {}
+    exec(started(), module_of)  # noqa: S102 - the patch's own file
+    assert module_of["_module"](words) == module
+
+
 def test_nothing_is_wrong_where_all_fits(place: Place, drive: Drive, wheels: dict[str, Path]) -> None:
     well(place, drive)
     told = place.ask(str(wheels["cu13"].parent), "--head-dim", "64", "--head-dim", "100")

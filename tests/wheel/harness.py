@@ -194,14 +194,45 @@ def cu_seqlens(lengths: Iterable[int]) -> Tensor:
     return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
 
 
+def in_pages(
+    sequences: list[Sequence], generator: torch.Generator, page: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and their table: pages in random order, a spare one each. Unused slots hold NaN."""
+    per_sequence = max(math.ceil(len(s.k) / page) for s in sequences) + 1
+    table = torch.randperm(per_sequence * len(sequences), generator=generator, device=DEVICE).to(torch.int32)
+    table = table.view(len(sequences), per_sequence)
+
+    def pages(name: str) -> Tensor:
+        sample = getattr(sequences[0], name)
+        buffer = torch.full(
+            (table.numel(), page, *sample.shape[1:]), math.nan, dtype=sample.dtype, device=DEVICE
+        )
+        for i, sequence in enumerate(sequences):
+            for j, part in enumerate(getattr(sequence, name).split(page)):
+                buffer[int(table[i, j]), : len(part)] = part
+        return buffer
+
+    return pages("k"), pages("v"), table
+
+
 def varlen(
-    config: Config, sequences: list[Sequence], which: int = 0, slack: int = 0, slack_q: int = 0
+    config: Config,
+    sequences: list[Sequence],
+    which: int = 0,
+    slack: int = 0,
+    slack_q: int = 0,
+    pages: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Rows:
-    """Sequences packed end to end; ``slack`` and ``slack_q`` are added to the longest key and query lengths that the call names."""
+    """Sequences packed end to end; ``slack`` and ``slack_q`` are added to the longest key and query lengths that the call names.
+
+    Keys and values may lie in pages instead, which :func:`in_pages` makes.
+    """
     len_q, len_k = [len(s.q) for s in sequences], [len(s.k) for s in sequences]
     cu_q, cu_k = cu_seqlens(len_q), cu_seqlens(len_k)
     q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
     own = extras(sequences, max(len_k) + slack, packed=True)
+    if pages is not None:
+        k, v, own["block_table"] = pages
     out, lse, _ = flash_attn_varlen_func(
         q,
         k,
@@ -242,27 +273,6 @@ def cache(
     return Rows(out[which], lse[which])
 
 
-def in_pages(
-    sequences: list[Sequence], generator: torch.Generator, page: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """K and v in pages in random order, with a spare one each, and their table; unused slots hold NaN."""
-    per_sequence = max(math.ceil(len(s.k) / page) for s in sequences) + 1
-    table = torch.randperm(per_sequence * len(sequences), generator=generator, device=DEVICE).to(torch.int32)
-    table = table.view(len(sequences), per_sequence)
-
-    def pages(name: str) -> Tensor:
-        sample = getattr(sequences[0], name)
-        buffer = torch.full(
-            (table.numel(), page, *sample.shape[1:]), math.nan, dtype=sample.dtype, device=DEVICE
-        )
-        for i, sequence in enumerate(sequences):
-            for j, part in enumerate(getattr(sequence, name).split(page)):
-                buffer[int(table[i, j]), : len(part)] = part
-        return buffer
-
-    return pages("k"), pages("v"), table
-
-
 def paged(
     config: Config, sequences: list[Sequence], generator: torch.Generator, which: int = 0, page: int = 256
 ) -> Rows:
@@ -274,21 +284,6 @@ def paged(
     options = {**config.kwargs(), **own, "return_softmax_lse": True}
     out, lse = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, **options)
     return Rows(out[which], lse[which])
-
-
-def packed_on_pages(
-    config: Config, sequences: list[Sequence], generator: torch.Generator, which: int, page: int
-) -> Rows:
-    """Queries packed end to end, on keys in pages."""
-    k, v, table = in_pages(sequences, generator, page)
-    len_q, len_k = [len(s.q) for s in sequences], [len(s.k) for s in sequences]
-    cu_q, cu_k = cu_seqlens(len_q), cu_seqlens(len_k)
-    lengths = (cu_q, cu_k, max(len_q), max(len_k))
-    own = {**config.kwargs(), **extras(sequences, max(len_k), packed=True)}
-    q = torch.cat([s.q for s in sequences])
-    out, lse, _ = flash_attn_varlen_func(q, k, v, *lengths, block_table=table, return_attn_probs=True, **own)
-    rows = slice(int(cu_q[which]), int(cu_q[which + 1]))
-    return Rows(out[rows], lse[:, rows])
 
 
 def reference(

@@ -31,7 +31,7 @@ from harness import (
     assert_same_bits,
     cache,
     dense,
-    packed_on_pages,
+    in_pages,
     paged,
     reference,
     route,
@@ -309,7 +309,9 @@ def test_packed_queries_on_pages(config: Config, page: int, control: Callable[..
         compare(
             config,
             lambda which=which: dense(config, [sequences[which]]),
-            lambda which=which: packed_on_pages(config, sequences, draw.generator, which, page),
+            lambda which=which: varlen(
+                config, sequences, which, pages=in_pages(sequences, draw.generator, page)
+            ),
             control,
         )
 
