@@ -225,8 +225,14 @@ def test_scope_inside_a_compiled_function() -> None:
         ),
         ("sys.modules['tvm_ffi'] = None", ["flash_attn needs the package apache-tvm-ffi"]),
         ("sys.modules['torch'] = None", ["flash_attn needs torch, built for CUDA"]),
+        (
+            "sys.modules['tvm_ffi'] = type(sys)('tvm_ffi')\n"
+            "torch.compiled_with_cxx11_abi = lambda: False\n"
+            "torch.Tensor = object  # nothing made it exchange tensors",
+            ["has the C++ ABI of before C++11", "install torch 2.7 or newer"],
+        ),
     ],
-    ids=["another CUDA", "no CUDA", "no apache-tvm-ffi", "no torch"],
+    ids=["another CUDA", "no CUDA", "no apache-tvm-ffi", "no torch", "an old ABI without a compiler"],
 )
 @pytest.mark.parametrize("module", ["flash_attn", "flash_attn_2_cuda"])
 def test_what_does_not_fit_is_refused_by_name_before_a_symbol_is_missed(
