@@ -226,9 +226,9 @@ def test_scope_inside_a_compiled_function() -> None:
         ("sys.modules['tvm_ffi'] = None", ["flash_attn needs the package apache-tvm-ffi"]),
         ("sys.modules['torch'] = None", ["flash_attn needs torch, built for CUDA"]),
         (
-            "sys.modules['tvm_ffi'] = type(sys)('tvm_ffi')\n"
-            "torch.compiled_with_cxx11_abi = lambda: False\n"
-            "torch.Tensor = object  # nothing made it exchange tensors",
+            """sys.modules['tvm_ffi'] = type(sys)('tvm_ffi')
+torch.compiled_with_cxx11_abi = lambda: False
+torch.Tensor = object  # nothing made it exchange tensors""",
             ["has the C++ ABI of before C++11", "install torch 2.7 or newer"],
         ),
     ],
@@ -288,7 +288,9 @@ def test_wrong_calls_that_are_traced_are_refused_as_they_would_be_when_they_run(
                 flash_attn.flash_attn_func(q, k, k, attn_mask=mask)
         sums = fake(3, dtype=torch.int64)
         with pytest.raises(RuntimeError, match="cu_seqlens_q must have dtype int32; it has Long"):
-            flash_attn.flash_attn_varlen_func(fake(8, 4, dim), fake(9, 2, dim), fake(9, 2, dim), sums, sums, 8, 9)
+            flash_attn.flash_attn_varlen_func(
+                fake(8, 4, dim), fake(9, 2, dim), fake(9, 2, dim), sums, sums, 8, 9
+            )
 
 
 class Generator:
