@@ -80,6 +80,9 @@ def server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[str, st
             # Keeps the clone's path out of the preprocessed text; nvcc's later steps still have it in their
             # key.
             "SCCACHE_BASEDIRS": str(root),
+            # Else a clone may get another one's object though their headers differ: sccache 0.16 notes where
+            # the headers lie, and compares those of the clone that came first.
+            "SCCACHE_DIRECT": "false",
             "SCCACHE_IDLE_TIMEOUT": "0",
         }
         foreground = {**environment(), **env, "SCCACHE_START_SERVER": "1", "SCCACHE_NO_DAEMON": "1"}
