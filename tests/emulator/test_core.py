@@ -91,7 +91,7 @@ def test_a_cache_with_fewer_sequences_than_q_is_refused() -> None:
 def test_a_head_dim_without_kernels_is_refused_with_those_there_are() -> None:
     q = tensor(1, 8, 2, 256)
     with pytest.raises(
-        RuntimeError, match=r"this wheel has no kernels for head_dim 256 .* it has forward: head_dim"
+        NotImplementedError, match=r"this wheel has no kernels for head_dim 256 .* it has forward: head_dim"
     ):
         flash_attn_func(q, q, q)
 
