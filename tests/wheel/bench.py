@@ -84,6 +84,7 @@ def decode(
     v: torch.Tensor,
     lengths: torch.Tensor,
     num_splits: int = 0,
+    table: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     nothing = [None] * 2
     scale = q.shape[-1] ** -0.5
@@ -96,7 +97,7 @@ def decode(
         *nothing,
         None,
         None,
-        None,
+        table,
         None,
         None,
         scale,
