@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 FORMAT = 1
 PREFILL = ((4, 2048), (8, 4096), (16, 8192))
 DECODE = ((1, 32768), (1, 131072), (4, 16384), (8, 32768), (16, 16384), (64, 4096), (256, 2048))
+NEW, CHUNKED = 512, (16384, 131072)  # queries, on caches of so many keys before them
 HEADS, CACHE_HEADS = 32, 8
 VALUES = {192: 128}  # the head dim of values, where it is not that of keys
 MEASURED_PEER = (64, 128)  # head dims that cuDNN is measured at
@@ -130,10 +131,48 @@ def decode_calls(d: int) -> Iterator[tuple[str, dict[str, Call], Callable[[], An
         )
         calls = {"off": Call(run), **{f"on {size}": on(size, run) for size in SPLIT_SIZES}}
         calls |= {"cuDNN": peer} if d in MEASURED_PEER else {}
+        calls |= first_series(partial(_first_series, q, k, v))
         yield f"{batch}x{length}", calls, run
 
 
-GROUPS = {"prefill": prefill, "backward": backward, "decode": decode, "tiles": tiles, "memory": memory}
+def first_series(run: Callable[[], Any]) -> dict[str, Call]:
+    """The same on the kernels of the flash_attn wheel, where that is installed; splits of 2048 with its mode on."""
+    try:
+        from flash_attn import flash_attn_with_kvcache  # noqa: F401
+    except ImportError:
+        return {}
+    return {"flash_attn, off": Call(run), "flash_attn, on 2048": on(SPLIT_SIZES[0], run)}
+
+
+def chunked(d: int) -> Iterator[Case]:
+    """New tokens on a long cache that holds them; cuDNN's are without the causal mask, which it lacks there."""
+    for before in CHUNKED:
+        q, k, v = tensors(1, NEW, before + NEW, CACHE_HEADS, d)
+        run = partial(flash_attn_func, q, k, v, causal=True)
+        turned = [t.transpose(1, 2) for t in (q, k, v)]
+        peer = Call(
+            partial(scaled_dot_product_attention, *turned, enable_gqa=True),
+            lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
+        )
+        calls = {"off": Call(run), **{f"on {size}": on(size, run) for size in SPLIT_SIZES}}
+        calls |= {"cuDNN, full": peer} if d in MEASURED_PEER else {}
+        yield f"1x{NEW} on {before}", calls | first_series(partial(_first_series, q, k, v))
+
+
+def _first_series(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    from flash_attn import flash_attn_with_kvcache
+
+    return flash_attn_with_kvcache(q, k, v, causal=True)
+
+
+GROUPS = {
+    "prefill": prefill,
+    "backward": backward,
+    "decode": decode,
+    "chunked": chunked,
+    "tiles": tiles,
+    "memory": memory,
+}
 
 
 def main() -> None:
@@ -142,7 +181,9 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write every figure here, after each case")
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--group", choices=GROUPS, nargs="+", default=["prefill", "backward", "decode"])
+    parser.add_argument(
+        "--group", choices=GROUPS, nargs="+", default=["prefill", "backward", "decode", "chunked"]
+    )
     parser.add_argument("--seconds", type=float, default=0.3, help="for each variant of a case")
     arguments = parser.parse_args()
     torch.manual_seed(0)
