@@ -235,6 +235,22 @@ def test_a_cache_in_pages_is_as_long_as_it_is(page: int, used: bool) -> None:
     assert_same(walked, by_itself(config, mine), "pages")
 
 
+def test_a_sequence_that_is_longer_than_the_longest_is_nan() -> None:
+    """Nothing is read past the memory of partial results, which has room for two of its chunks."""
+    config = Config(64, heads=8, heads_k=2)
+    mine, inside = draw(config, 1, 200 * SPLIT), draw(config, 1, 2 * SPLIT)
+    q, k, v = (torch.cat([getattr(one, name) for one in (mine, inside)]) for name in "qkv")
+    offsets = torch.tensor([0, 1, 2], dtype=torch.int32, device=q.device)
+    keys = torch.tensor([0, 200 * SPLIT, 202 * SPLIT], dtype=torch.int32, device=q.device)
+    with path("spread"), deterministic_mode(split_size=SPLIT):
+        out = flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=keys, max_seqlen_q=1, max_seqlen_k=2 * SPLIT
+        )[0]
+    assert out[0].isnan().all()
+    with path("spread"):
+        assert_same_bits(out[1:], by_itself(config, inside).out, "the other sequence")
+
+
 @pytest.mark.parametrize("length", [9, 10])
 def test_a_decode_row_does_not_see_its_neighbours(length: int) -> None:
     """The reported kind: one decode row on a long cache beside a prefill that grows by a token."""

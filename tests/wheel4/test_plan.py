@@ -83,17 +83,38 @@ def test_a_call_takes_the_mode_and_the_path_that_hold() -> None:
 
 
 @gpu
+def test_running_results_in_memory_begin_anew_each_time() -> None:
+    inputs = drawn(1500, 1500)
+    alone = results(inputs, {"causal": True}, True)
+    before = fork_split.force_path("walked in memory")
+    try:
+        for _ in range(3):
+            assert_same(results(inputs, {"causal": True}, True), alone)
+        if not machine.GPU:
+            return
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = results(inputs, {"causal": True}, True)
+        for _ in range(2):
+            captured[0].fill_(float("nan"))
+            graph.replay()
+            assert_same(captured, alone)
+    finally:
+        fork_split.force_path(before)
+
+
+@gpu
 def test_gradients_take_upstreams_way() -> None:
     if not machine.GPU:  # without one autograd ends the process
         return
     inputs = [tensor.requires_grad_() for tensor in drawn(300, 300)]
     for _ in range(2):
         assert flash_attn_func(*inputs)[0].grad_fn is not None
-    assert fork_plan.remembered() == ()
     with torch.no_grad():
-        first, second = (flash_attn_func(*inputs)[0] for _ in range(2))
-    assert not second.requires_grad
-    assert same_bits(first, second)
+        found = [flash_attn_func(*given) for given in (inputs, [one.detach() for one in inputs], inputs)]
+    assert [lse is None for _, lse in found] == [False, True, False]
+    assert same_bits(found[0][0], found[2][0])
+    assert len(fork_plan.remembered()) == 1
 
 
 @gpu
@@ -172,6 +193,7 @@ OTHERS: dict[str, Callable[[list[torch.Tensor]], tuple[list[Any], dict[str, Any]
     "causal": lambda x: (x, {"causal": True}),
     "a window": lambda x: (x, {"window_size": (3, 0)}),
     "softcap": lambda x: (x, {"softcap": 3.0}),
+    "softcap that is an int": lambda x: (x, {"softcap": 0}),
     "splits": lambda x: (x, {"num_splits": 2}),
     "pack_gqa": lambda x: (x, {"pack_gqa": False}),
     "lse": lambda x: (x, {"return_lse": True}),
@@ -195,6 +217,32 @@ def test_the_mode_is_part_of_a_calls_kind() -> None:
         with deterministic_mode(enabled=enabled, split_size=split_size):
             kinds.append(fork_plan.kind(*inputs))
     assert len(set(kinds)) == 3
+
+
+def test_a_call_during_which_the_mode_changed_is_not_remembered() -> None:
+    inputs = drawn(4, 8, DEVICE)
+    out = torch.empty_like(inputs[0])
+    arguments = [*inputs, out, None, 0.125, None, None]
+    seen = []
+
+    def made(*_: Any) -> Any:
+        with deterministic_mode(enabled=changes, split_size=512):
+            fork_plan.note_kernel(refused, arguments, None, 64, fork_plan.get_deterministic_mode())
+        return out, None
+
+    for changes in (True, False):  # noqa: B007 - for made
+        with deterministic_mode(enabled=False, split_size=512):
+            fork_plan.remembering(made)(*inputs)
+        seen.append(len(fork_plan.remembered()))
+    assert seen == [0, 1]
+
+
+def test_a_tangent_is_not_lost() -> None:
+    from torch.autograd import forward_ad
+
+    q, k, v = drawn(4, 8, DEVICE)
+    with forward_ad.dual_level():
+        assert fork_plan.kind(forward_ad.make_dual(q, torch.ones_like(q)), k, v) is None
 
 
 class Own(torch.Tensor):
@@ -240,7 +288,7 @@ def test_plans_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
         arguments = [*inputs, out, None, 0.125, None, None]
 
         def made(*_: Any) -> Any:
-            fork_plan.note_kernel(refused, arguments, None, 64)
+            fork_plan.note_kernel(refused, arguments, None, 64, fork_plan.get_deterministic_mode())
             return out, None
 
         fork_plan.remembering(made)(*inputs)
