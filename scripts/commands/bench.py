@@ -13,7 +13,15 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.base.errors import UsageError
 from scripts.commands import arguments
-from scripts.lab import build_cost, build_figures, kernel_figures, kernel_picture, kernel_speed, scaling
+from scripts.lab import (
+    build_cost,
+    build_figures,
+    fa4_figures,
+    kernel_figures,
+    kernel_picture,
+    kernel_speed,
+    scaling,
+)
 from scripts.source import kernel_set, matrix
 from scripts.wheels import build, choice, toolchain
 
@@ -29,11 +37,12 @@ def add(commands: Any) -> None:
         "kernels: build the wheel and upstream's kernels of the same pin, time both in one process on this "
         "machine's GPU, and hold the figures against the goals. build: compile the same kernel files as "
         "this build system does and as upstream's setup.py does, without a compile cache, and compare. "
-        "workers: simulate 1 to 256 workers of build --scheduler.",
+        "fa4: hold figures of FlashAttention-4's kernels, which tests/wheel4/bench.py measures, against the "
+        "goals. workers: simulate 1 to 256 workers of build --scheduler.",
     )
     parser.add_argument(
         "what",
-        choices=["kernels", "build", "workers"],
+        choices=["kernels", "fa4", "build", "workers"],
         nargs="?",
         default="kernels",
         help="what to measure (default: kernels)",
@@ -67,14 +76,15 @@ def _add_kernels(parser: argparse.ArgumentParser) -> None:
         dest="figures",
         metavar="FILE",
         type=Path,
-        help="kernels: measure nothing; take what tests/wheel/bench.py wrote. workers: take a build's own "
-        "times, build/ninja/*/.ninja_log",
+        help="kernels: measure nothing; take what tests/wheel/bench.py wrote. fa4: take what "
+        "tests/wheel4/bench.py wrote. workers: take a build's own times, build/ninja/*/.ninja_log",
     )
     parser.add_argument(
         "--picture",
         metavar="FILE.svg",
         type=_picture,
-        help="kernels: draw time and memory over the length of sequences. workers: draw the speed-up",
+        help="kernels: draw time and memory over the length of sequences. fa4: draw time beside others'. "
+        "workers: draw the speed-up",
     )
 
 
@@ -103,8 +113,11 @@ def _run(options: argparse.Namespace) -> None:
     if options.what == "workers":
         _workers(options)
         return
+    if options.what == "fa4":
+        _fa4(options)
+        return
     if options.figures or options.picture:
-        raise UsageError("--from and --picture are for bench -- kernels and bench -- workers.")
+        raise UsageError("--from and --picture are for bench -- kernels, fa4 and workers.")
     _build(options)
 
 
@@ -119,19 +132,26 @@ def _kernels(options: argparse.Namespace) -> None:
         kernel_speed.measure(loaded, job, build.BuildOptions(options.source, options.jobs), path)
     figures = kernel_figures.read(path)
     goals = kernel_figures.goals(figures.rows)
-    if options.json:
-        console.result(
-            {
-                "gpu": figures.gpu,
-                "torch": figures.torch,
-                "goals": [vars(goal) | {"met": goal.met} for goal in goals],
-            }
-        )
-    _show_goals(figures, goals)
+    _tell_goals(options, figures.gpu, figures.torch, goals)
     if options.picture:
         kernel_picture.draw(figures, options.picture)
         console.done(f"{options.picture}")
     console.note(f"every figure: {path}")
+
+
+def _fa4(options: argparse.Namespace) -> None:
+    """Show what was measured of FlashAttention-4's kernels."""
+    if options.figures is None:
+        raise UsageError(
+            "bench -- fa4 takes figures: on a machine with a GPU and both wheels, run PYTHONPATH=tests/wheel "
+            "python tests/wheel4/bench.py --json FILE; then nox -s bench -- fa4 --from FILE."
+        )
+    figures = fa4_figures.read(options.figures)
+    goals = fa4_figures.goals(figures)
+    _tell_goals(options, figures.gpu, figures.torch, goals)
+    if options.picture:
+        fa4_figures.draw(figures, options.picture)
+        console.done(f"{options.picture}")
 
 
 def _workers(options: argparse.Namespace) -> None:
@@ -164,7 +184,12 @@ def _workers(options: argparse.Namespace) -> None:
         console.done(f"{options.picture}")
 
 
-def _show_goals(figures: kernel_figures.Figures, goals: Sequence[kernel_figures.Goal]) -> None:
+def _tell_goals(
+    options: argparse.Namespace, gpu: str, torch: str, goals: Sequence[kernel_figures.Goal]
+) -> None:
+    if options.json:
+        met = [vars(goal) | {"met": goal.met} for goal in goals]
+        console.result({"gpu": gpu, "torch": torch, "goals": met})
     table = Table("figure", "measured", "goal", "")
     words = {True: "met", False: "missed", None: "not measured"}
     for goal in goals:
@@ -176,7 +201,7 @@ def _show_goals(figures: kernel_figures.Figures, goals: Sequence[kernel_figures.
             words[goal.met],
         )
     console.out.print(table)
-    console.note(f"{figures.gpu}, torch {figures.torch}; ratios of medians, alternating in one process")
+    console.note(f"{gpu}, torch {torch}; ratios of medians, alternating in one process")
 
 
 def _build(options: argparse.Namespace) -> None:

@@ -146,6 +146,7 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         ),
         (["bench", "--from", "absent.json"], "absent.json: No such file or directory"),
         (["bench", "build", "--from", "absent.json"], "--from and --picture are for bench -- kernels"),
+        (["bench", "fa4"], "bench -- fa4 takes figures: on a machine with a GPU and both wheels, run "),
         (["bench", "build", "--kernels", "hdim65"], "'hdim65' names no kernels"),
         (["bench", "build", "--python", "3.9"], "'3.9': choose from 3.10"),
         (["compare", "--arch", "70"], "invalid choice: '70'"),
