@@ -23,14 +23,15 @@ def apply(
     root: Path | None = None,
     *,
     count: int | None = None,
+    only: str | None = None,
     reset: bool = False,
 ) -> tuple[model.Series, tree.Tree]:
-    """Apply an upstream's series, or its first patches, telling what is done."""
+    """Apply an upstream's series, or its first patches, or one alone, telling what is done."""
     place = places.of(loaded)
     whole = model.read(place.patches)
-    patches = whole if count is None else whole.upto(count)
+    patches = whole.only(only) if only else whole if count is None else whole.upto(count)
     checkout = upstream.pinned(loaded.upstream, source)
-    part = "" if patches == whole else f"the first {len(patches.patches)} of "
+    part = f"{only}, of " if only else "" if patches == whole else f"the first {len(patches.patches)} of "
     console.step(f"Patches: {part}{len(whole.patches)}")
     if rebase_state.under_way(place.rebase):
         console.warn(

@@ -113,6 +113,10 @@ class Series:
         """The first patches alone."""
         return Series(self.folder, self.patches[:count])
 
+    def only(self, name: str) -> Series:
+        """One patch alone, as ``named`` takes it."""
+        return Series(self.folder, (self.patches[self.named(name)],))
+
 
 def damaged(path: Path, flaw: str) -> str:
     """What to say of a patch whose diff cannot be read, and where."""

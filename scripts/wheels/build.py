@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from scripts.wheels.choice import Job
 
+# The patch that lets a build choose kernels, and does no more: what stock's extension has of the series.
+CHOOSES_KERNELS = "Build-a-chosen-set-of-kernels-and-say-what-is-missing"
+
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -98,8 +101,8 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
     """One wheel, the archive of its C++ API, or stock's bare extension."""
     build, out = place.build, place.out
     started = time.monotonic()
-    if options.stock:  # the first patch alone, which lets a build choose kernels and no more
-        patches, applied = clone.apply(loaded, options.source, build / "stock-source", count=1)
+    if options.stock:
+        patches, applied = clone.apply(loaded, options.source, build / "stock-source", only=CHOOSES_KERNELS)
     else:
         patches, applied = clone.apply(loaded, options.source, build / "source")
     kernel_set.require_known(applied.root)

@@ -17,7 +17,7 @@ from scripts.series import changes, export, forecast, guards, lint, model, publi
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import kernel_set, matrix, releases, upstream
-from scripts.wheels import compiling, kernels, toolchain
+from scripts.wheels import build, compiling, kernels, toolchain
 
 pytestmark = pytest.mark.network
 
@@ -68,6 +68,16 @@ def test_the_forecast_is_the_one_that_is_known(name: str, version: str, tmp_path
     assert {m.patch.removesuffix(".patch"): m.outcome.value for m in moves} == KNOWN[name][version], (
         "\n".join(f"{m}" for m in moves)
     )
+
+
+def test_stock_has_the_patch_alone_that_chooses_kernels(checkout: upstream.Checkout, tmp_path: Path) -> None:
+    """Without it an extension of some kernel files does not load, for it lacks those of the others."""
+    whole = model.read(ROOT / "patches/flash-attn")
+    stock = whole.only(build.CHOOSES_KERNELS)
+    root = tree.apply(stock, MATRIX.upstream, checkout, tmp_path / "source", of=len(whole.patches)).root
+    launches = (root / "csrc/flash_attn/flash_api.cpp").read_text().count("FORK_LAUNCH(")
+    assert launches == 3  # forward, split and backward
+    assert len(stock.patches) == 1
 
 
 def test_public_functions_of_a_python_upstream_are_found_in_every_release() -> None:

@@ -5,7 +5,7 @@
 The variants alternate in one process on the same random tensors; times are medians of CUDA events in
 milliseconds, without what the caller's thread takes to launch, which is told apart; memory is what the call
 allocates above its inputs. ``--stock`` takes an extension of
-upstream with the first patch alone, which chooses kernel files, built with the same flags (nox -s build -- --stock); without it
+upstream with the one patch that lets a build choose kernel files, built with the same flags (nox -s build -- --stock); without it
 the ratios are against this wheel with the mode off. ``nox -s bench`` does all of it, and
 ``nox -s bench -- kernels --from bench.json`` holds the figures against the goals and draws them.
 """
