@@ -29,6 +29,35 @@ def test_tiles_of_one_warpgroup_give_the_same_bits(config: Config, name: str) ->
         assert_same(by(name, config), usual, name)
 
 
+@pytest.mark.parametrize(
+    ("packed_rows", "heads", "expected"),
+    [
+        (1, 8, 64),
+        (64, 8, 64),
+        (2048, 8, 128),
+        (2048, 12, 192),
+        (4096, 256, 192),
+        (8192, 512, 192),
+        (192, 132, 192),
+    ],
+)
+def test_tiles_of_128_rows_are_for_calls_that_would_leave_the_gpu_idle(
+    packed_rows: int, heads: int, expected: int
+) -> None:
+    """2048 rows of 8 heads are 88 tiles of 192 rows, or 128 of 128, on 132 multiprocessors."""
+    assert fork_rows.rows_of_tile(192, packed_rows, heads, 132) == expected
+    assert fork_rows.rows_of_tile(128, packed_rows, heads, 132) == min(expected, 128)
+
+
+@pytest.mark.parametrize("name", ["walked", "spread"])
+@pytest.mark.parametrize("rows", [128, 192])
+def test_new_tokens_on_a_cache_have_the_same_bits_in_every_tile(rows: int, name: str) -> None:
+    config = Config(64, heads=8, heads_k=2, causal=True)
+    mine = own(config, 3000).piece(2488, 3000)
+    with path(name), tiles(rows):
+        assert_same(by_itself(config, mine), row(by(None, config, length=3000), 2488, 3000), f"{rows} rows")
+
+
 RESIDENCIES = [fork_rows.Residency(*stages_and_blocks) for stages_and_blocks in ((1, 1), (1, 2), (2, 1))]
 
 
@@ -50,8 +79,8 @@ def test_calls_of_few_rows_share_a_multiprocessor() -> None:
     found: dict[tuple[int, bool], fork_rows.Residency] = {}
     for d in (64, 128):
         usual = interface.FwdConfig(192 if d == 64 else 128, 128, True, True)
-        assert fork_rows.tile(usual, 65) == usual
-        cfg = fork_rows.tile(usual, 64)
+        assert fork_rows.tile(usual, 65, 132, 132).m_block_size == 128
+        cfg = fork_rows.tile(usual, 64, 8, 132)
         assert cfg.m_block_size == 64
         for spread in (False, True):
             found[d, spread] = fork_rows.residency(cfg, fork_split.KernelChunks(16, spread), (d, d), True)
