@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import shutil
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -15,7 +16,7 @@ from scripts.base.errors import NotVerified, UsageError
 from scripts.base.git import Repository
 from scripts.commands import arguments, parser
 from scripts.source import matrix
-from scripts.wheels import companions, gpus, index_yanked, release, release_notes, sbom, trust
+from scripts.wheels import companions, cpp_archive, gpus, index_yanked, release, release_notes, sbom, trust
 from scripts.wheels.release import ReleaseError, Step
 
 if TYPE_CHECKING:
@@ -147,6 +148,13 @@ def _steps(asked: _Release, repository: Repository) -> list[Step]:
         Step("gates", ".ci/run: style, guards, rendered files, tests", lambda: release.gates(layout.ROOT)),
         Step("matrix", "build the wheel of every target", lambda: _build(asked), options=which),
         Step(
+            "archives",
+            "the C++ API's archive of each target",
+            lambda: _archives(asked),
+            takes=asked.files,
+            options=which,
+        ),
+        Step(
             "reproducibility",
             "build again from nothing, and compare byte for byte",
             lambda: _reproduce(asked),
@@ -201,6 +209,14 @@ def _build(asked: _Release) -> Iterable[Path]:
         _call("build", "--upstream", name, "--out", str(asked.wheels))
     made = [path for wheel in asked.files() for path in (wheel, companions.provenance(wheel))]
     return [path for path in made if path.is_file()]
+
+
+def _archives(asked: _Release) -> Iterable[Path]:
+    """From the objects of the wheels. The put-together toolkits of CUDA 12 have no static runtime for it."""
+    for target in asked.loaded.all_targets:
+        if fnmatch.fnmatch(target.name, asked.target or "*") and not target.cuda.startswith("12."):
+            _call("build", "--cpp", "--target", target.name, "--out", str(asked.wheels))
+    return sorted(asked.wheels.glob(f"{cpp_archive.NAME}-*.tar.gz"))
 
 
 def _reproduce(asked: _Release) -> Iterable[Path]:

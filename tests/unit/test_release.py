@@ -204,7 +204,7 @@ def wheels(dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(command_of_release, "FOLDER", tmp_path / "release")
     monkeypatch.setattr(release, "commit_of", lambda _: "a" * 40)
     monkeypatch.setattr(release, "gates", lambda _: ())
-    for step in ("_forecast", "_build", "_reproduce", "_revision"):
+    for step in ("_forecast", "_build", "_archives", "_reproduce", "_revision"):
         monkeypatch.setattr(command_of_release, step, lambda *_: ())
     monkeypatch.setattr(gpus, "found", tuple)
     return dist
@@ -229,7 +229,7 @@ def test_a_rehearsal_makes_all_but_the_proofs_and_a_release_waits_for_them(
         prove(wheel)
     done = command(*words)
     assert done.status == 0, done.err
-    assert "8/9 index: " in done.out
+    assert "9/10 index: " in done.out
     assert "is the index of" in done.out
     assert "index was done before" not in done.out, "the proofs are in it now"
     assert companions.proof(wheels / FOUR).name in {path.name for path in (out / "index/files").iterdir()}
@@ -256,6 +256,26 @@ def test_a_command_that_fails_fails_the_step(tmp_path: Path) -> None:
     two = [str(tmp_path / name) for name in ("none.whl", "neither.whl")]
     with pytest.raises(ReleaseError, match="nox -s inspect failed with status 2; why is told above"):
         command_of_release._call("inspect", *two)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"), [(None, ["cu13", "cu13-full"]), ("cu13", ["cu13"]), ("cu12*", [])]
+)
+def test_archives_are_of_the_targets_whose_toolkit_has_a_static_runtime(
+    target: str | None, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+
+    def build(*words: str) -> None:
+        assert words[:3] == ("build", "--cpp", "--target")
+        built.append(words[3])
+        (tmp_path / f"flash_attention_v2-1-{words[3]}-linux-x86_64.tar.gz").write_text("")
+
+    monkeypatch.setattr(command_of_release, "_call", build)
+    loaded = matrix.load(layout.MATRIX)
+    made = command_of_release._archives(command_of_release._Release(loaded, tmp_path, target, None))
+    assert built == expected
+    assert {path.name.split("-")[2] for path in made} == {name.split("-")[0] for name in expected}
 
 
 def test_gates_are_what_ci_runs(tmp_path: Path) -> None:
