@@ -124,15 +124,19 @@ def decode_calls(d: int) -> Iterator[tuple[str, dict[str, Call], Callable[[], An
     for batch, length in DECODE:
         q, k, v = tensors(batch, 1, length, CACHE_HEADS, d)
         run = partial(flash_attn_func, q, k, v)
-        turned = [t.transpose(1, 2) for t in (q, k, v)]
-        peer = Call(
-            partial(scaled_dot_product_attention, *turned, enable_gqa=True),
-            lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
-        )
         calls = {"off": Call(run), **{f"on {size}": on(size, run) for size in SPLIT_SIZES}}
-        calls |= {"cuDNN": peer} if d in MEASURED_PEER else {}
+        calls |= {"cuDNN": cudnn(q, k, v)} if d in MEASURED_PEER else {}
         calls |= first_series(partial(_first_series, q, k, v))
         yield f"{batch}x{length}", calls, run
+
+
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
+    """The same through PyTorch, on cuDNN's kernels, without a mask."""
+    turned = [t.transpose(1, 2) for t in (q, k, v)]
+    return Call(
+        partial(scaled_dot_product_attention, *turned, enable_gqa=True),
+        lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
+    )
 
 
 def first_series(run: Callable[[], Any]) -> dict[str, Call]:
@@ -149,13 +153,8 @@ def chunked(d: int) -> Iterator[Case]:
     for before in CHUNKED:
         q, k, v = tensors(1, NEW, before + NEW, CACHE_HEADS, d)
         run = partial(flash_attn_func, q, k, v, causal=True)
-        turned = [t.transpose(1, 2) for t in (q, k, v)]
-        peer = Call(
-            partial(scaled_dot_product_attention, *turned, enable_gqa=True),
-            lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
-        )
         calls = {"off": Call(run), **{f"on {size}": on(size, run) for size in SPLIT_SIZES}}
-        calls |= {"cuDNN, full": peer} if d in MEASURED_PEER else {}
+        calls |= {"cuDNN, full": cudnn(q, k, v)} if d in MEASURED_PEER else {}
         yield f"1x{NEW} on {before}", calls | first_series(partial(_first_series, q, k, v))
 
 
