@@ -147,13 +147,7 @@ def _steps(asked: _Release, repository: Repository) -> list[Step]:
         ),
         Step("gates", ".ci/run: style, guards, rendered files, tests", lambda: release.gates(layout.ROOT)),
         Step("matrix", "build the wheel of every target", lambda: _build(asked), options=which),
-        Step(
-            "archives",
-            "the C++ API's archive of each target",
-            lambda: _archives(asked),
-            takes=asked.files,
-            options=which,
-        ),
+        Step("archives", "the C++ API's archive of each", lambda: _archives(asked), asked.files, which),
         Step(
             "reproducibility",
             "build again from nothing, and compare byte for byte",
