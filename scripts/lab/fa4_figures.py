@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from typing import TYPE_CHECKING, Literal
 
 from scripts.base import documents
 from scripts.base.documents import OpenDocument
 from scripts.base.errors import UsageError
 from scripts.lab import pictures
-from scripts.lab.kernel_figures import Goal
+from scripts.lab.kernel_figures import Goal, mean, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 HEAD_DIMS = (64, 128)  # that peers were measured at
@@ -74,10 +72,6 @@ def ratios(
     return {name: case[variant] / base(case) for name, case in cases.items() if variant in case}
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return math.exp(statistics.fmean(map(math.log, values))) if values else None
-
-
 def goals(figures: Figures) -> list[Goal]:
     """What the mode is held to on Hopper, at each head dim that peers were measured at."""
     return [goal for head_dim in HEAD_DIMS for goal in _goals_at(figures, head_dim)]
@@ -94,17 +88,17 @@ def _goals_at(figures: Figures, d: int) -> list[Goal]:
     longest = figures.cases("decode", d).get(_LONGEST, {})
     faster = longest[_ONE_SPLIT] / longest["on 2048"] if {_ONE_SPLIT, "on 2048"} <= longest.keys() else None
     told = [
-        Goal("prefill, over the mode off: geometric mean", _mean(prefill), 1.03, "×"),
-        Goal("prefill, over the mode off: the worst", max(prefill, default=None), 1.08, "×"),
-        Goal("prefill, split_size 512: geometric mean", _mean(short), 1.12, "×"),
-        Goal("backward, over deterministic=True: geometric mean", _mean(backward), 1.03, "×"),
-        Goal("backward, causal, over atomics: the worst", max(causal, default=None), 1.15, "×"),
-        Goal("decode, over the best of all: geometric mean", _mean(decode), 1.0, "×"),
-        Goal("decode, over the best of all: the worst", max(decode, default=None), 1.10, "×"),
+        Goal("prefill, over the mode off: geometric mean", mean(prefill), 1.03, "×"),
+        Goal("prefill, over the mode off: the worst", worst(prefill), 1.08, "×"),
+        Goal("prefill, split_size 512: geometric mean", mean(short), 1.12, "×"),
+        Goal("backward, over deterministic=True: geometric mean", mean(backward), 1.03, "×"),
+        Goal("backward, causal, over atomics: the worst", worst(causal), 1.15, "×"),
+        Goal("decode, over the best of all: geometric mean", mean(decode), 1.0, "×"),
+        Goal("decode, over the best of all: the worst", worst(decode), 1.10, "×"),
         Goal("decode of 1 on 131072 keys, faster than one split", faster, 6.0, "×", at_least=True),
         Goal(
             "512 new tokens on a cache, over the best of all: the worst",
-            max(chunked, default=None),
+            worst(chunked),
             1.03,
             "×",
         ),

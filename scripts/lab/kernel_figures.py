@@ -105,11 +105,13 @@ def _extra(rows: Sequence[Row], group: str) -> list[float]:
     ]
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
+    """The geometric mean; none of nothing."""
     return math.exp(statistics.fmean(map(math.log, values))) if values else None
 
 
-def _worst(values: Sequence[float]) -> float | None:
+def worst(values: Sequence[float]) -> float | None:
+    """The largest; none of nothing."""
     return max(values, default=None)
 
 
@@ -130,14 +132,14 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     ]
     million = [case["on"].ms for case in _by_case(rows, "million keys").values()]
     return [
-        Goal("prefill, default split_size: geometric mean", _mean(prefill), 1.05, "×"),
-        Goal("prefill, default split_size: the worst", _worst(prefill), 1.10, "×"),
-        Goal("prefill, keys within one chunk: the worst", _worst(one_chunk), 1.01, "×"),
-        Goal("prefill: memory above stock's, the most", _worst(_extra(rows, "prefill")), 1, "MiB"),
-        Goal("prefill, split_size 512: geometric mean", _mean(_ratios(rows, "prefill", "on 512")), 1.15, "×"),
-        Goal("512 new tokens on 16 k and 128 k, against stock's best: the worst", _worst(chunked), 1.05, "×"),
-        Goal("decode, default split_size: geometric mean", _mean(decode), 1.0, "×"),
-        Goal("decode, default split_size: the worst", _worst(decode), 1.10, "×"),
+        Goal("prefill, default split_size: geometric mean", mean(prefill), 1.05, "×"),
+        Goal("prefill, default split_size: the worst", worst(prefill), 1.10, "×"),
+        Goal("prefill, keys within one chunk: the worst", worst(one_chunk), 1.01, "×"),
+        Goal("prefill: memory above stock's, the most", worst(_extra(rows, "prefill")), 1, "MiB"),
+        Goal("prefill, split_size 512: geometric mean", mean(_ratios(rows, "prefill", "on 512")), 1.15, "×"),
+        Goal("512 new tokens on 16 k and 128 k, against stock's best: the worst", worst(chunked), 1.05, "×"),
+        Goal("decode, default split_size: geometric mean", mean(decode), 1.0, "×"),
+        Goal("decode, default split_size: the worst", worst(decode), 1.10, "×"),
         Goal(
             "decode, batch 1 and 128 k keys: times faster than one split",
             min(against_one, default=None),
@@ -145,14 +147,14 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
             "×",
             at_least=True,
         ),
-        Goal("backward, against stock's deterministic=True: the worst", _worst(backward), 1.10, "×"),
-        Goal("backward: memory above stock's, the most", _worst(_extra(rows, "backward")), 1, "MiB"),
+        Goal("backward, against stock's deterministic=True: the worst", worst(backward), 1.10, "×"),
+        Goal("backward: memory above stock's, the most", worst(_extra(rows, "backward")), 1, "MiB"),
         Goal(
             "512 queries on 2**20 keys: runs", float(len(million)) if million else None, 1, "", at_least=True
         ),
         Goal(
             "mode off, against stock, prefill: geometric mean",
-            _mean(_ratios(rows, "prefill", "off")),
+            mean(_ratios(rows, "prefill", "off")),
             1.01,
             "×",
         ),

@@ -15,9 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
-import math
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +23,7 @@ from typing import Any
 import torch
 from extension_files import load
 from flash_attn import deterministic_mode, fork_info, set_deterministic_mode
-from timing import Call, measure
+from timing import Call, geometric_mean, measure, write
 
 import flash_attn_2_cuda  # isort: skip - torch and flash_attn load the libraries that it needs
 
@@ -291,11 +288,9 @@ def main() -> None:
         "bits": [],
     }
 
-    def write() -> None:
+    def keep() -> None:
         if arguments.json:
-            aside = arguments.json.with_name(arguments.json.name + ".part")
-            aside.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-            aside.replace(arguments.json)
+            write(arguments.json, facts)
 
     for d in arguments.head_dim:
         for group in arguments.group:
@@ -310,7 +305,7 @@ def main() -> None:
                     own = {key: value for key, value in vars(case).items() if key != "calls"}
                     rows.append(own | {"case": str(case), "variant": name, **f, "ratio": f["ms"] / base})
                     ratios.setdefault(name, []).append(f["ms"] / base)
-                write()
+                keep()
                 print(
                     str(case).ljust(34),
                     "  ".join(
@@ -319,10 +314,7 @@ def main() -> None:
                     ),
                     flush=True,
                 )
-            means = "  ".join(
-                f"{name} {math.exp(statistics.fmean(map(math.log, found))):.3f}"
-                for name, found in ratios.items()
-            )
+            means = "  ".join(f"{name} {geometric_mean(found):.3f}" for name, found in ratios.items())
             print(f"geometric mean, {group} d{d}:  {means}", flush=True)
         if "prefill" in arguments.group and not missing("prefill", d):
             facts["bits"] += differing_bits(d)
@@ -330,7 +322,7 @@ def main() -> None:
         "bits that differ with other paths:",
         {f"d{b['head_dim']} {b['shape']} {b['paths']}": b["differing"] for b in facts["bits"]},
     )
-    write()
+    keep()
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CALLS = 20  # in a row, which the GPU does not keep waiting
-REPEATS = 60
 ROUNDS = 3
 
 
@@ -55,7 +53,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 
 def measured() -> dict[str, float]:
     """Microseconds by call and mode, and seconds that importing flash_attn takes beyond torch."""
-    import torch
+    from timing import CALLS, host_microseconds  # with torch
 
     began = time.perf_counter()
     from flash_attn import set_deterministic_mode
@@ -66,14 +64,7 @@ def measured() -> dict[str, float]:
         for name, call in calls().items():
             for _ in range(CALLS):
                 call()
-            times = []
-            for _ in range(REPEATS):
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for _ in range(CALLS):
-                    call()
-                times.append((time.perf_counter() - began) / CALLS * 1e6)
-            found[f"{name}, {'on' if enabled else 'off'}"] = statistics.median(times)
+            found[f"{name}, {'on' if enabled else 'off'}"] = host_microseconds(call)
     return found
 
 

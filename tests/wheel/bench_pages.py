@@ -11,9 +11,6 @@ which has pages of 256 alone.
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ import torch
 from bench import decode, on, tensor
 from extension_files import load
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache, fork_info, set_deterministic_mode
-from timing import Call, measure
+from timing import Call, geometric_mean, measure, write
 
 PAGES = (256, 128, 64, 16)
 HEADS = (32, 8)  # of queries, and of keys
@@ -150,7 +147,7 @@ def main() -> None:
             if "stock, pages of 256" in figures:
                 print(f"   stock, pages of 256: {figures['stock, pages of 256']:.4f}")
         for mode, found_ratios in ratios.items():
-            mean = math.exp(statistics.fmean(map(math.log, found_ratios)))
+            mean = geometric_mean(found_ratios)
             print(
                 f"geometric mean, d{d}{mode}: pages of 16 over pages of 256: {mean:.3f}, at most {max(found_ratios):.3f}"
             )
@@ -161,9 +158,7 @@ def main() -> None:
             "fork": fork_info(),
             "rows": rows,
         }
-        aside = arguments.json.with_name(arguments.json.name + ".part")
-        aside.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        aside.replace(arguments.json)
+        write(arguments.json, facts)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+CALLS, REPEATS = 20, 60  # of a warm call: in a row, which the GPU does not keep waiting, and how often
 FEWEST = 5  # times that a call is measured at least
 BUSY = 2_000_000  # cycles, a millisecond: longer than a call takes to be on its way
 
@@ -61,3 +65,26 @@ def measure(calls: dict[str, Call], seconds: float = 0.6) -> dict[str, dict[str,
     for name, values in times.items():
         results[name] |= {"ms": statistics.median(values), "host_ms": statistics.median(host[name])}
     return results
+
+
+def host_microseconds(call: Callable[[], object]) -> float:
+    """What a warm call keeps the caller's thread (median)."""
+    times = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        times.append((time.perf_counter() - began) / CALLS * 1e6)
+    return statistics.median(times)
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+def write(path: Path, facts: object) -> None:
+    """Write figures as JSON: aside, then renamed."""
+    aside = path.with_name(path.name + ".part")
+    aside.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    aside.replace(path)

@@ -9,8 +9,6 @@ The first variant of a case is what the others' ratios are to. With the mode off
 from __future__ import annotations
 
 import argparse
-import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +18,7 @@ from typing import Any
 import machine
 import torch
 from flash_attn.cute import deterministic_mode, flash_attn_func, fork_info, fork_rows, fork_split
-from timing import Call, measure
+from timing import Call, geometric_mean, measure, write
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -207,10 +205,8 @@ def main() -> None:
                 told = (f"{name} {f['ms']:.4g} ({f['ms'] / base:.3f})" for name, f in figures.items())
                 print(f"{group} d{d} {case}: {', '.join(told)}", flush=True)
                 if arguments.json:
-                    aside = arguments.json.with_name(arguments.json.name + ".part")
-                    aside.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-                    aside.replace(arguments.json)
-            means = (f"{name} {math.exp(sum(map(math.log, r)) / len(r)):.3f}" for name, r in ratios.items())
+                    write(arguments.json, facts)
+            means = (f"{name} {geometric_mean(r):.3f}" for name, r in ratios.items())
             print(f"{group} d{d}, geometric means: {', '.join(means)}", flush=True)
 
 

@@ -1,22 +1,19 @@
 """What calls of the installed flash_attn.cute take on the host: the first of a kind, and one like an earlier one.
 
-    python tests/wheel4/bench_host.py
+    PYTHONPATH=…/tests/wheel python tests/wheel4/bench_host.py
 
 A GPU is needed: launches are part of the time, and waiting for the GPU is not.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from flash_attn.cute import flash_attn_func, flash_attn_with_kvcache, set_deterministic_mode
-
-CALLS = 20  # in a row, which the GPU does not keep waiting
-REPEATS = 60
+from timing import host_microseconds
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -37,17 +34,6 @@ def calls() -> dict[str, Callable[[], Any]]:
     }
 
 
-def microseconds(call: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(REPEATS):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        times.append((time.perf_counter() - began) / CALLS * 1e6)
-    return statistics.median(times)
-
-
 def main() -> None:
     for enabled in (False, True):
         set_deterministic_mode(enabled, 2048)
@@ -59,7 +45,7 @@ def main() -> None:
             first = time.perf_counter() - began
             mode = "on" if enabled else "off"
             print(
-                f"{name}, mode {mode}: {microseconds(call):.1f} microseconds; the first {first:.3f} s",
+                f"{name}, mode {mode}: {host_microseconds(call):.1f} microseconds; the first {first:.3f} s",
                 flush=True,
             )
 
