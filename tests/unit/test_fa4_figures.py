@@ -16,7 +16,7 @@ ROWS = [
     ("prefill", "8x4096 full", {"off": 2.0, "on 2048": 2.2, "on 512": 2.2}),
     ("backward", "4x2048 causal", {"off, deterministic": 1.2, "off": 1.0, "on": 1.1}),
     ("decode", "1x131072", {"off": 7.0, "on 2048": 1.0, "cuDNN": 0.8, "flash_attn, on 2048": 0.5}),
-    ("chunked", "1x512 on 16384", {"off": 1.0, "on 2048": 1.02}),
+    ("chunked", "1x512 on 16384", {"off": 1.0, "on 2048": 0.9, "on 512": 0.8}),
 ]
 
 
@@ -40,7 +40,9 @@ def test_goals_hold_the_mode_against_the_best_of_others(tmp_path: Path) -> None:
     assert at_64["backward, causal, over atomics: the worst"].met is True
     assert at_64["decode, over the best of all: the worst"].value == pytest.approx(2.0)
     assert at_64["decode of 1 on 131072 keys, faster than one split"].value == pytest.approx(7.0)
-    assert at_64["512 new tokens on a cache, over the best of all: the worst"].met is True
+    new_tokens = at_64["512 new tokens on a cache, over the best of all: the worst"]
+    assert new_tokens.value == pytest.approx(0.9), "the mode is no peer of its own"
+    assert new_tokens.met is True
     assert {goal.met for what, goal in goals.items() if what.startswith("D 128: ")} == {None}
 
 
