@@ -66,6 +66,7 @@ def configs(draw: st.DrawFn) -> Config:
         alibi=draw(st.sampled_from([False, False, True])),
         mask=draw(st.sampled_from([False, False, True])),
         bias=draw(st.sampled_from(["", "", HALF_NAME, "fp32"])),
+        sink=draw(st.sampled_from(["", "", HALF_NAME, "fp32"])),
     )
 
 

@@ -45,6 +45,7 @@ class Config:
     alibi: bool = False
     mask: bool = False
     bias: str = ""  # a dtype's name: a bias of that type
+    sink: str = ""  # and a learnable sink
 
     def __str__(self) -> str:
         parts = [
@@ -57,6 +58,7 @@ class Config:
         )
         parts += ["softcap"] * (self.softcap > 0) + ["alibi"] * self.alibi
         parts += ["mask"] * self.mask + [f"bias.{self.bias}"] * bool(self.bias)
+        parts += [f"sink.{self.sink}"] * bool(self.sink)
         return "-".join(parts)
 
     def kwargs(self) -> dict[str, Any]:
@@ -65,12 +67,16 @@ class Config:
             slopes = torch.tensor(
                 [2.0 ** (-8 * (i + 1) / self.heads) for i in range(self.heads)], device=DEVICE
             )
-        return {
+        options: dict[str, Any] = {
             "causal": self.causal,
             "window_size": self.window,
             "softcap": self.softcap,
             "alibi_slopes": slopes,
         }
+        if self.sink:  # from one that takes next to nothing to one that takes more than a hundred keys
+            sink = torch.linspace(-3, 6, self.heads, device=DEVICE)
+            options["learnable_sink"] = sink.to(DTYPES[self.sink])
+        return options
 
     def lacks(self, *passes: str) -> list[str]:
         """Kernels that this wheel lacks for causal calls and for the single rows of them."""
@@ -292,6 +298,7 @@ def reference(
     rows: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     kept: Tensor | None = None,
+    sink: Tensor | None = None,
 ) -> Rows:
     """Attention by its definition, in ``dtype`` throughout.
 
@@ -301,6 +308,7 @@ def reference(
         rows: only these of the queries.
         dtype: of all operations.
         kept: a factor for each probability (H, Lq, Lk): what dropout leaves.
+        sink: in place of the call's.
     """
     len_q, len_k = len(sequence.q), len(sequence.k)
     index = torch.arange(len_q, device=DEVICE) if rows is None else rows
@@ -334,6 +342,10 @@ def reference(
     probabilities = scores.softmax(-1).masked_fill(hidden.all(-1)[..., None], 0.0)
     if kept is not None:
         probabilities = probabilities * kept.to(dtype)
+    if config.sink:
+        sink = config.kwargs()["learnable_sink"] if sink is None else sink
+        sum_of_keys = scores.logsumexp(-1)
+        probabilities = probabilities * torch.sigmoid(sum_of_keys - sink.to(dtype)[:, None])[..., None]
     return Rows((probabilities @ v).transpose(0, 1), lse)
 
 

@@ -66,6 +66,9 @@ FEATURES = [
     Config(bias="fp16", causal=True, heads=4, heads_k=2),
     Config(mask=True, bias="fp32", head_dim=128, dtype="bf16", window=(700, 50), heads=4, heads_k=4),
     Config(mask=True, bias="fp32", head_dim=40, softcap=15.0, alibi=True, heads=4, heads_k=4),
+    Config(sink="fp32", heads=8, heads_k=2, causal=True),
+    Config(sink="bf16", head_dim=128, dtype="bf16", window=(200, 0)),
+    Config(sink="fp16", mask=True, bias="fp16", heads=4, heads_k=2),
 ]
 EVERY = CONFIGS + FEATURES
 configs = pytest.mark.parametrize("config", EVERY, ids=str)

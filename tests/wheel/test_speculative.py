@@ -1,0 +1,93 @@
+"""Drafts of tokens checked at once have the bits of tokens decoded one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from flash_attn import deterministic_mode, flash_attn_with_kvcache
+from harness import DEVICE, Config, Draw, Rows, cache, paged, seed_of
+
+pytestmark = pytest.mark.gpu
+
+CONFIGS = [
+    Config(heads=8, heads_k=2, causal=True),
+    Config(heads=8, heads_k=1, causal=True, head_dim=128, dtype="bf16"),
+    Config(heads=8, heads_k=2, causal=True, sink="fp32"),
+    Config(heads=8, heads_k=8, window=(700, 0), head_dim=128),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("drafts", [1, 3, 7, 15])
+@pytest.mark.parametrize("held", [100, 2047, 9000])
+def test_one_query_against_all_drafts(
+    config: Config, drafts: int, held: int, control: Callable[..., None]
+) -> None:
+    """M = 1 against M = k + 1: the queries of k drafts and of the token before them."""
+    config.need("split", "fwd")
+    rows = drafts + 1
+    draw = Draw(seed_of(config, drafts, held))
+    sequence = draw.sequence(config, rows, held + rows)
+
+    def at_once() -> Rows:
+        return cache(config, [sequence], held + 100)
+
+    def one_by_one() -> Rows:
+        alone = [cache(config, [sequence.rows(n, n + 1)], held + 100) for n in range(rows)]
+        return Rows(torch.cat([one.out for one in alone]), torch.cat([one.lse for one in alone], dim=-1))
+
+    with deterministic_mode(split_size=512):
+        expected = one_by_one()
+        at_once().assert_same(expected, f"{drafts} drafts on {held} tokens")
+        paged(config, [sequence], draw.generator, page=16).assert_same(expected, "in pages of 16")
+    control(not at_once().same(one_by_one()))
+
+
+def ancestors(parents: list[int]) -> torch.Tensor:
+    """(drafts, drafts): whether the second is the first or stands on its way from the root; -1: the root."""
+    sees = torch.eye(len(parents), dtype=torch.bool, device=DEVICE)
+    for draft, parent in enumerate(parents):
+        if parent >= 0:
+            sees[draft] |= sees[parent]
+    return sees
+
+
+@pytest.mark.parametrize(
+    "config", [Config(heads=8, heads_k=2), Config(heads=4, heads_k=4, head_dim=128, dtype="bf16")], ids=str
+)
+@pytest.mark.parametrize("held", [100, 2047, 9000])
+def test_a_tree_of_drafts(config: Config, held: int, control: Callable[..., None]) -> None:
+    """Each draft sees the held tokens and its own way from the root, which attn_mask says."""
+    config.need("split", "fwd")
+    parents = [-1, 0, 0, 1, 1, 2, 3, 5]
+    drafts = len(parents)
+    sequence = Draw(seed_of(config, held)).sequence(config, drafts, held + drafts)
+    capacity = held + drafts + 60
+    mask = torch.zeros(1, 1, drafts, capacity, dtype=torch.bool, device=DEVICE)
+    mask[..., :held] = True
+    mask[..., held : held + drafts] = ancestors(parents)
+
+    def on_cache(first: int, end: int) -> Rows:
+        """Drafts first to end, on a cache that holds those before the end and NaN behind."""
+        caches = []
+        for keys in (sequence.k, sequence.v):
+            one = torch.full((1, capacity, *keys.shape[1:]), math.nan, dtype=keys.dtype, device=DEVICE)
+            one[0, : held + end] = keys[: held + end]
+            caches.append(one)
+        lengths = torch.tensor([held + end], dtype=torch.int32, device=DEVICE)
+        out, lse = flash_attn_with_kvcache(
+            sequence.q[None, first:end], *caches, cache_seqlens=lengths, return_softmax_lse=True,
+            attn_mask=mask[..., first:end, :],
+        )  # fmt: skip
+        return Rows(out[0], lse[0])
+
+    def one_by_one() -> Rows:
+        alone = [on_cache(n, n + 1) for n in range(drafts)]
+        return Rows(torch.cat([one.out for one in alone]), torch.cat([one.lse for one in alone], dim=-1))
+
+    with deterministic_mode(split_size=512):
+        on_cache(0, drafts).assert_same(one_by_one(), f"a tree on {held} tokens")
+    control(not on_cache(0, drafts).same(one_by_one()))
