@@ -37,6 +37,7 @@ from hypothesis import strategies as st
 from masks import (
     assert_close,
     assert_that_a_mask_is_read_alike_wherever_it_lies,
+    assert_that_blocks_of_keys_may_be_left_out,
     assert_that_no_number_but_infinity_hides,
     by_definition,
     draw_inputs,
@@ -772,3 +773,10 @@ def test_a_bias_alone_may_require_a_gradient() -> None:
     assert (
         gradient.sum(-1).abs().max() < 2 * torch.finfo(HALF).eps
     )  # adding to all keys of a query changes nothing
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_of_keys_that_no_query_sees(causal: bool) -> None:
+    config = built(heads=2, heads_k=1, causal=causal)
+    config.need("fwd", "split", "bwd")
+    assert_that_blocks_of_keys_may_be_left_out(config, 70, 600)

@@ -171,3 +171,34 @@ def assert_that_no_number_but_infinity_hides(
         assert out[0, 7, 0].isnan().all(), f"NaN in a key that is seen, {way}"
         out[0, 7, 0] = both["out"][0, 7, 0]
         assert_same_bits(out, both["out"], f"the other rows beside NaN, {way}")
+
+
+def assert_that_blocks_of_keys_may_be_left_out(config: Config, len_q: int, len_k: int) -> None:
+    """Where a mask that all queries share hides whole blocks of keys, gradients are right, and the same beside other masks."""
+    block = 128
+    inputs = draw_inputs(7, config, 3, len_q, len_k)
+    blocks = -(-len_k // block)
+    hides = [lambda n: n % 2 == 0, lambda n: n != blocks - 1, lambda n: 0 < n < blocks - 1]
+    rows = [[not hidden(key // block) for key in range(len_k)] for hidden in hides]
+    mask = torch.tensor(rows, device=inputs[0].device)[:, None, None]
+    upstream = torch.randn(inputs[0].shape, device=inputs[0].device).to(inputs[0].dtype)
+
+    def gradients(which: slice) -> tuple[Tensor, ...]:
+        leaves = [t[which].detach().clone().requires_grad_() for t in inputs]
+        out = flash_attn_func(*leaves, **config.kwargs(), attn_mask=mask[which])
+        return torch.autograd.grad(out, leaves, upstream[which])
+
+    exact = by_definition(config, torch.float64, inputs, mask, upstream)[1]
+    plain = by_definition(config, DTYPES[config.dtype], inputs, mask, upstream)[1]
+    for mode in (False, True):
+        with deterministic_mode(mode, 256):
+            together = gradients(slice(None))
+            alone = [gradients(slice(n, n + 1)) for n in range(3)]
+        for name, got, right, other in zip(("dq", "dk", "dv"), together, exact, plain, strict=True):
+            assert_close(f"{name}, mode {mode}", got, right, other)
+        hidden = ~mask.expand(-1, 1, 1, len_k)[:, 0, 0]
+        assert not together[1][hidden].any(), "dk of a hidden key"
+        assert not together[2][hidden].any(), "dv of a hidden key"
+        for n, own in enumerate(alone if mode else ()):
+            for name, got, whole_batch in zip(("dq", "dk", "dv"), own, together, strict=True):
+                assert_same_bits(got[0], whole_batch[n], f"{name} of sequence {n}")

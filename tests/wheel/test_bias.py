@@ -17,6 +17,7 @@ from harness import DEVICE, DTYPES, Config, assert_same_bits, route, seed_of
 from masks import (
     assert_close,
     assert_that_a_mask_is_read_alike_wherever_it_lies,
+    assert_that_blocks_of_keys_may_be_left_out,
     assert_that_no_number_but_infinity_hides,
     by_definition,
     draw_inputs,
@@ -101,6 +102,13 @@ def test_views_in_any_order_and_with_gaps(order: tuple[int, ...], gap: int) -> N
         torch.randn(2, 4, 100, 700, device=DEVICE).half(),
     )
     check(config, inputs, strided(mask, 5, order, gap), strided(values, 3, order, gap))
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, Config(heads=4, heads_k=4, window=(300, 50))], ids=str)
+@pytest.mark.parametrize(("len_q", "len_k"), [(100, 700), (1000, 1000), (300, 2500)])
+def test_blocks_of_keys_that_no_query_sees(config: Config, len_q: int, len_k: int) -> None:
+    config.need("fwd", "split", "bwd")
+    assert_that_blocks_of_keys_may_be_left_out(config, len_q, len_k)
 
 
 @pytest.mark.parametrize("length", [4095, 4096, 8192])
