@@ -1107,11 +1107,11 @@ void Decoder::instruction(const std::vector<std::string> &op, const std::vector<
         inst.offset = int64_t(number(args.at(0), Type::u32).value());
         inst.size = None;
         if (args.size() > 1) { inst.option = uint16_t(number(args[1], Type::u32).value() / kLanes); }
-    } else if ((name == "bar" || name == "barrier") && has(op, "red") && t == Type::pred && args.size() == 3 && args[2][0] != '!') {
+    } else if ((name == "bar" || name == "barrier") && has(op, "red") && (t == Type::pred || has(op, "popc")) && args.size() == 3 && args[2][0] != '!') {
         inst.flow = Flow::Barrier;
         inst.offset = int64_t(number(args.at(1), Type::u32).value());
-        inst.size = has(op, "or") ? Any : All;
-        inst.r[0] = operand(args[0], t).at, inst.r[1] = operand(args[2], t).at;
+        inst.size = has(op, "popc") ? Count : has(op, "or") ? Any : All;
+        inst.r[0] = operand(args[0], t).at, inst.r[1] = operand(args[2], Type::pred).at;
     } else if (name == "bar" && op.size() > 1 && op[1] == "warp") {
         inst.run = [](Warp &, const Inst &, uint32_t) {};
     } else if (name == "membar" || name == "fence" || name == "nanosleep" || name == "prefetch" || name == "prefetchu" || name == "discard" || name == "applypriority") {

@@ -41,7 +41,8 @@ __global__ void late(float *data) {
 __global__ void vote(float *data) {
     const int any = __syncthreads_or(threadIdx.x == 40), none = __syncthreads_or(threadIdx.x == 64);
     const int all = __syncthreads_and(threadIdx.x < 64), not_all = __syncthreads_and(threadIdx.x != 3);
-    data[64 + threadIdx.x] = float(any && !none && all && !not_all);
+    const int count = __syncthreads_count(threadIdx.x % 3 == 0);  // 22 of 64
+    data[64 + threadIdx.x] = float(any && !none && all && !not_all && count == 22);
 }
 
 template<bool Wait>

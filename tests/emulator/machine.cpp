@@ -237,14 +237,19 @@ private:
             const uint32_t expected = barrier & 0xffff ? barrier & 0xffff : alive;
             if (count < expected) { continue; }
             bool any = false, all = true;
+            uint32_t votes_for = 0;
             for (Warp &w : block_.warps) {
                 if (!w.at_barrier || w.barrier != barrier || !w.voting) { continue; }
                 const uint32_t votes = w.bits(w.voting->r[1]) & w.alive;
-                any |= votes != 0, all &= votes == w.alive;
+                any |= votes != 0, all &= votes == w.alive, votes_for += uint32_t(std::popcount(votes));
             }
             for (Warp &w : block_.warps) {
                 if (!w.at_barrier || w.barrier != barrier) { continue; }
-                if (w.voting) { w.bits(w.voting->r[0]) = (w.voting->size == Any ? any : all) ? kAll : 0; }
+                if (w.voting && w.voting->size == Count) {
+                    std::fill_n(w.lanes<uint32_t>(w.voting->r[0]), kLanes, votes_for);
+                } else if (w.voting) {
+                    w.bits(w.voting->r[0]) = (w.voting->size == Any ? any : all) ? kAll : 0;
+                }
                 w.at_barrier = false;
             }
             if (count == alive) { forget(); }  // a barrier of some warps orders those alone: what they touched stays noted

@@ -27,7 +27,7 @@ struct Inst;
 using Handler = void (*)(Warp &, const Inst &, uint32_t mask);
 
 enum class Flow : uint8_t { Next, Branch, Exit, Barrier, Unknown };
-enum Vote : uint8_t { None, Any, All };  // of a barrier
+enum Vote : uint8_t { None, Any, All, Count };  // of a barrier
 
 // A register operand is a byte offset into the warp's register file: 32 lanes of 4 bytes (b16, b32, f32) or 8 (b64),
 // or one word with a bit a lane (predicates). Immediates and addresses of symbols are registers that are set before

@@ -56,6 +56,7 @@ def configs(draw: st.DrawFn) -> Config:
         else draw(st.sampled_from([(-1, -1), (-1, -1), (40, 0), (300, 20), (-1, 30), (200, -1)]))
     )
     heads, heads_k = draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (4, 1)]))
+    alibi = draw(st.sampled_from([False, False, True]))
     return built(
         head_dim=draw(st.sampled_from([DIM, DIM, DIM - 8])),
         heads=heads,
@@ -63,10 +64,10 @@ def configs(draw: st.DrawFn) -> Config:
         causal=causal,
         window=window,
         softcap=draw(st.sampled_from([0.0, 0.0, 15.0])),
-        alibi=draw(st.sampled_from([False, False, True])),
+        alibi=alibi,
         mask=draw(st.sampled_from([False, False, True])),
         bias=draw(st.sampled_from(["", "", HALF_NAME, "fp32"])),
-        sink=draw(st.sampled_from(["", "", HALF_NAME, "fp32"])),
+        sink="" if alibi and causal else draw(st.sampled_from(["", "", HALF_NAME, "fp32"])),
     )
 
 

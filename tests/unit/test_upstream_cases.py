@@ -23,8 +23,10 @@ def deterministic_mode(enabled):
     ON.append(enabled)
     yield
     ON.pop()
-class flash_attn_interface:
-    flash_attn_gpu = None
+class fork_kernels:
+    ON = False
+class fork_fa4:
+    own = None
 """
 KERNELS = sorted(
     f"{p}_hdim64_{dtype}{suffix}"
@@ -137,20 +139,26 @@ def test_each_case_runs_in_both_modes_and_what_came_of_it_is_told(tmp_path: Path
     assert list((tmp_path / "left").iterdir()) == []
 
 
-STOCK = "fwd = varlen_fwd = bwd = varlen_bwd = fwd_kvcache = 'upstream'"
+STOCK = """
+def fwd(*arguments):
+    return arguments
+varlen_fwd = bwd = varlen_bwd = fwd_kvcache = fwd
+"""
 ON_STOCK = """
 import pytest, flash_attn
 
 @pytest.mark.parametrize("dtype", ["torch.float16"])
 @pytest.mark.parametrize("d", [59, 64])
 def test_whose_kernels(d, dtype):
-    assert flash_attn.flash_attn_interface.flash_attn_gpu.fwd == "upstream"
+    assert flash_attn.fork_kernels.ON
+    assert flash_attn.fork_fa4.own.fwd(1, 2) == (1, 2)
+    assert flash_attn.fork_fa4.own.fork_fwd_kvcache(1, 2, None, None, None) == (1, 2)
     assert flash_attn.ON == []
 
 @pytest.mark.parametrize("dtype", ["torch.float16"])
 @pytest.mark.parametrize("d", [64])
-def test_other(d, dtype):
-    assert False
+def test_that_calls_nothing(d, dtype):
+    pass
 """
 
 
@@ -160,6 +168,14 @@ def test_a_case_runs_on_stock_alone_where_it_is_asked_for(tmp_path: Path) -> Non
     done = run(tmp_path, ON_STOCK, f", only=frozenset(['{only}']), stock=Path('stock.py')")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [{only: {"stock": "passed"}}, {"stock": {"passed": 1}}]
+
+
+def test_a_case_that_reaches_no_kernel_of_stock_has_not_run_on_it(tmp_path: Path) -> None:
+    (tmp_path / "stock.py").write_text(STOCK, encoding="utf-8")
+    only = "test_that_calls_nothing[d=64-dtype=float16]"
+    done = run(tmp_path, ON_STOCK, f", only=frozenset(['{only}']), stock=Path('stock.py')")
+    (found,) = json.loads(done.stdout)[0].values()
+    assert found["stock"].startswith("failed: RuntimeError: no call reached upstream's kernels"), done.stderr
 
 
 @pytest.mark.parametrize(

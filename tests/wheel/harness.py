@@ -74,7 +74,7 @@ class Config:
             "alibi_slopes": slopes,
         }
         if self.sink:  # from one that takes next to nothing to one that takes more than a hundred keys
-            sink = torch.linspace(-3, 6, self.heads, device=DEVICE)
+            sink = 1.3 * torch.arange(self.heads, device=DEVICE) - 3
             options["learnable_sink"] = sink.to(DTYPES[self.sink])
         return options
 

@@ -23,12 +23,15 @@ from torch import Tensor
 
 
 def call(
-    config: Config, sequences: list[Sequence], packed: bool, **own: Any
+    config: Config, sequences: list[Sequence], packed: bool, with_gradients: bool = True, **own: Any
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """out, lse, and the inputs with gradients."""
     join = torch.cat if packed else torch.stack
-    leaves = [join([getattr(s, name) for s in sequences]).requires_grad_() for name in "qkv"]
-    options = {**config.kwargs(), **own, "return_attn_probs": True}
+    leaves = [join([getattr(s, name) for s in sequences]) for name in "qkv"]
+    if with_gradients:
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+    # In one order, so that bits can be compared with the mode off too.
+    options = {**config.kwargs(), **own, "return_attn_probs": True, "deterministic": True}
     if not packed:
         out, lse, _ = flash_attn_func(*leaves, **options)
         return out, lse, leaves
@@ -64,8 +67,12 @@ def assert_that_gradients_are_right(config: Config, sequences: list[Sequence]) -
         out, _, leaves = call(config, sequences, packed, learnable_sink=leaf)
         dout = torch.randn_like(out)
         got = torch.autograd.grad(out, [*leaves, leaf], dout, retain_graph=True)
-        again = torch.autograd.grad(out, [*leaves, leaf], dout)
+        again = torch.autograd.grad(out, [*leaves, leaf], dout, retain_graph=True)
         assert_same_bits(again[3], got[3], "dsink from run to run")
+        alone, _, _ = call(config, sequences, packed, with_gradients=False, learnable_sink=leaf)
+        assert_same_bits(
+            torch.autograd.grad(alone, leaf, dout)[0], got[3], "dsink where nothing else has one"
+        )
         exact = _by_definition(config, sequences, packed, dout, torch.float64)
         plain = _by_definition(config, sequences, packed, dout, DTYPES[config.dtype])
         for name, one, right, other in zip(("dq", "dk", "dv", "dsink"), got, exact, plain, strict=True):
@@ -154,5 +161,10 @@ def assert_that_wrong_sinks_are_told(config: Config) -> None:
     for error, words, options in wrong:
         with pytest.raises(error, match=words):
             flash_attn_func(*inputs, **options)
+    slopes = torch.full((config.heads,), 0.5, device=DEVICE)
+    flash_attn_func(*inputs, learnable_sink=good, alibi_slopes=slopes)
+    for causal in ({"causal": True}, {"window_size": (-1, 0)}):
+        with pytest.raises(NotImplementedError, match="causal attention with alibi_slopes"):
+            flash_attn_func(*inputs, learnable_sink=good, alibi_slopes=slopes, **causal)
     with pytest.raises(ValueError, match="learnable_sink has shape"):
         flash_attn_with_kvcache(*inputs, learnable_sink=good[1:])

@@ -5,18 +5,21 @@ from __future__ import annotations
 import pytest
 import sinks
 import torch
-from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func
+from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, set_deterministic_mode
 from harness import (
     ROUTES,
     Config,
     Draw,
+    Sequence,
     assert_accurate,
     assert_same_bits,
     cache,
     dense,
     paged,
+    reference,
     route,
     seed_of,
+    varlen,
 )
 
 pytestmark = pytest.mark.gpu
@@ -62,9 +65,11 @@ def test_a_cache_with_the_mode_off(config: Config, len_q: int, len_k: int) -> No
     """Where keys are split, upstream's own kernel combines; a single query of several heads is one block's rows."""
     config.need("split")
     draw = Draw(seed_of(config, len_q, len_k))
-    sequence = draw.sequence(config, len_q, len_k)
-    assert_accurate(config, cache(config, [sequence], len_k + 300), sequence)
-    assert_accurate(config, paged(config, [sequence], draw.generator, page=16), sequence)
+    sequences = [draw.sequence(config, len_q, length) for length in (len_k, len_k + 70)]
+    for which, sequence in enumerate(sequences):
+        assert_accurate(config, cache(config, sequences, len_k + 300, which), sequence)
+        assert_accurate(config, paged(config, sequences, draw.generator, which, page=16), sequence)
+        assert_accurate(config, varlen(config, sequences, which), sequence)
 
 
 @configs
@@ -77,6 +82,24 @@ def test_it_joins_alike_wherever_a_row_ends(config: Config, name: str) -> None:
         with route(name):
             dense(config, [sequence]).assert_same(expected, name)
     assert_accurate(config, expected, sequence)
+
+
+def test_beside_a_mask_and_a_bias() -> None:
+    """Gradients of all: by test_gradients.py's configurations those of q, k, v and the bias; here the sink's."""
+    config = Config(heads=4, heads_k=2, sink="fp32", mask=True, bias="fp16")
+    config.need("fwd", "split", "bwd")
+    sequence = Draw(8).sequence(config, 150, 400)
+    leaves = [t[None].requires_grad_() for t in (sequence.q, sequence.k, sequence.v)]
+    sink = config.kwargs()["learnable_sink"].requires_grad_()
+    own = {"attn_mask": sequence.mask, "attn_bias": sequence.bias}
+    out = flash_attn_func(*leaves, learnable_sink=sink, **own)
+    dout = torch.randn_like(out)
+    (got,) = torch.autograd.grad(out, sink, dout)
+    exact = sink.detach().double().requires_grad_()
+    inputs = [t.double() for t in (sequence.q, sequence.k, sequence.v)]
+    right = reference(config, Sequence(*inputs, sequence.mask, sequence.bias), sink=exact).out
+    (expected,) = torch.autograd.grad(right, exact, dout[0].double())
+    torch.testing.assert_close(got.double(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
 
 
 def test_unused_rows_have_no_part() -> None:
@@ -101,6 +124,7 @@ def test_wrong_sinks_are_told() -> None:
 def test_compiled_whole(packed: bool) -> None:
     config = CONFIGS[0]
     config.need("fwd", "split", "bwd")
+    set_deterministic_mode(True, 256)  # which compiled gradients obey; without it sums come in any order
     draw = Draw(1)
     sequences = [draw.sequence(config, 100, 300), draw.sequence(config, 100, 300)]
     sink = config.kwargs()["learnable_sink"].requires_grad_()
@@ -137,7 +161,7 @@ def test_gpt_oss(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = transformers.GptOssConfig(
         num_hidden_layers=2, hidden_size=256, intermediate_size=256, num_attention_heads=8, num_key_value_heads=2,
         head_dim=64, sliding_window=32, vocab_size=500, num_local_experts=4, num_experts_per_tok=2,
-        layer_types=["sliding_attention", "full_attention"],
+        layer_types=["sliding_attention", "full_attention"], initializer_range=0.1,
     )  # fmt: skip
     settings._attn_implementation = "eager"
     model = transformers.GptOssForCausalLM(settings).to("cuda", torch.bfloat16).eval()

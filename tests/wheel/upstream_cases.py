@@ -110,32 +110,31 @@ class _Stock:
     """Upstream's extension under the names by which the wheel's Python calls its own."""
 
     def __init__(self, file: Path) -> None:
-        module = load(file)
-        self.fwd, self.varlen_fwd, self.bwd, self.varlen_bwd = (
-            module.fwd,
-            module.varlen_fwd,
-            module.bwd,
-            module.varlen_bwd,
-        )
-        self._cache = module.fwd_kvcache
+        self._module, self.calls = load(file), 0
 
-    def fork_fwd_kvcache(self, *arguments: Any) -> Any:
-        *arguments, mask, bias = arguments
-        assert mask is None
-        assert bias is None
-        return self._cache(*arguments)
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls += 1
+            if name == "fork_fwd_kvcache":
+                *arguments, mask, bias, sink = arguments  # type: ignore[assignment]
+                assert mask is bias is sink is None
+            return getattr(self._module, name.removeprefix("fork_"))(*arguments)
+
+        return call
 
 
 @contextmanager
 def on_stock(file: Path) -> Iterator[None]:
-    """Calls without a mask or a bias go to upstream's kernels."""
-    interface = flash_attn.flash_attn_interface
-    own = interface.flash_attn_gpu
-    interface.flash_attn_gpu = _Stock(file)
+    """Calls without a mask, a bias or a sink go to upstream's kernels, and none takes the way past them."""
+    kernels, fa4 = flash_attn.fork_kernels, flash_attn.fork_fa4
+    own, asked, stock = fa4.own, kernels.ON, _Stock(file)
+    fa4.own, kernels.ON = stock, True
     try:
         yield
+        if not stock.calls:
+            raise RuntimeError("no call reached upstream's kernels")
     finally:
-        interface.flash_attn_gpu = own
+        fa4.own, kernels.ON = own, asked
 
 
 class Plugin:
