@@ -38,6 +38,21 @@ DESCRIPTION = "docs/wheel.md"  # what an index shows of a wheel
 # What Python finds no error in, and torch has a CUDA build for.
 _REQUIRES_PYTHON = ">=3.10"
 _SUMMARY = "FlashAttention-2 whose deterministic mode makes each row's bits independent of its batch"
+# What other programs call when they start: vLLM loads its plugins by this group's name.
+_ENTRY_POINTS = {"vllm.general_plugins": {"flash_attn_deterministic": "flash_attn.serving.vllm:register"}}
+
+
+def entry_points(root: Path) -> str:
+    """The wheel's entry_points.txt: of those whose module is in the tree. Empty for none, as of upstream's own."""
+    lines: list[str] = []
+    for group, points in _ENTRY_POINTS.items():
+        there = [
+            f"{name} = {target}"
+            for name, target in points.items()
+            if (root / f"{target.split(':')[0].replace('.', '/')}.py").is_file()
+        ]
+        lines += [f"[{group}]", *there] if there else []
+    return "".join(f"{line}\n" for line in lines)
 
 
 def python_files(root: Path, others: Sequence[str] = ()) -> list[str]:

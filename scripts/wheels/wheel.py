@@ -21,7 +21,7 @@ from scripts.base import layout
 from scripts.source.kernel_set import spell_kernels
 from scripts.wheels import binaries, companions, cpp_package, linking, sbom, trust
 from scripts.wheels.kernels import FORK
-from scripts.wheels.metadata import PROVENANCE, fork_metadata, python_files
+from scripts.wheels.metadata import PROVENANCE, entry_points, fork_metadata, python_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,6 +97,8 @@ def pack(
         f"{info}/licenses/AUTHORS": (tree.root / "AUTHORS").read_bytes(),
         f"{info}/licenses/NOTICE": (layout.ROOT / "NOTICE").read_bytes(),
     }
+    if points := entry_points(tree.root):
+        entries[f"{info}/entry_points.txt"] = points.encode()
     tree.check_unchanged()
     return write(dist / name, sbom.describe(entries, info, PROVENANCE, facts))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import dataclasses
 import json
 from email.parser import Parser
@@ -85,6 +86,16 @@ def test_the_files_are_those_of_the_packages_that_setup_py_finds(root: Path) -> 
     (root / "setup.py").write_text("setup(packages=['flash_attn'])\n")
     with pytest.raises(WheelError, match="calls find_packages no more"):
         metadata.python_files(root)
+
+
+def test_the_entry_points_are_those_whose_module_the_tree_has(root: Path) -> None:
+    assert metadata.entry_points(root) == ""
+    write_files(root, {"flash_attn/serving/vllm.py": ""})
+    read = configparser.ConfigParser()
+    read.read_string(metadata.entry_points(root))
+    assert {group: dict(read[group]) for group in read.sections()} == {
+        "vllm.general_plugins": {"flash_attn_deterministic": "flash_attn.serving.vllm:register"}
+    }
 
 
 def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series: Make) -> None:

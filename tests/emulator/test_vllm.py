@@ -1,0 +1,216 @@
+"""vLLM's backend on kernels that run here: its classes, its metadata and its cache are vLLM's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import flash_attn
+import flash_attn_2_cuda
+import pytest
+import torch
+from conftest import DIM, HALF, built
+from harness import Config, Draw, Mismatch, Sequence
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import serving
+from flash_attn.serving import vllm as plugin
+
+LENGTHS = (530, 70, 300)
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As vLLM resolves it, once its plugin is loaded."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    plugin.register()
+    plugin.register()
+    chosen = AttentionBackendEnum["CUSTOM"].get_class()
+    monkeypatch.setattr(flash_attn_2_cuda, "check_split_size", _small(flash_attn_2_cuda.check_split_size))
+    return chosen
+
+
+def _small(check: Any) -> Any:
+    """The default in place of FA2_SPLIT_SIZE, which is read once a process."""
+    return lambda split_size: serving.SPLIT_SIZE if split_size is None else check(split_size)
+
+
+def requests(config: Config) -> list[Sequence]:
+    draw = Draw(7)
+    return [draw.sequence(config, length, length) for length in LENGTHS]
+
+
+CONFIGS = [
+    built(heads=2, heads_k=2, causal=True),
+    built(heads=4, heads_k=1, causal=True),
+    built(heads=2, heads_k=1, causal=True, window=(90, 0), sink="fp32"),
+    built(heads=2, heads_k=1, causal=True, softcap=20.0, sink="bf16"),
+    built(heads=2, heads_k=1, causal=True, alibi=True),
+]
+
+
+@pytest.mark.parametrize(("page", "layout"), [(16, "NHD"), (48, "HND"), (256, "NHD")])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_rows_of_steps_are_those_of_requests_alone(
+    backend: Any, config: Config, page: int, layout: str
+) -> None:
+    engine = serving.Engine(backend, config, requests(config), page, layout)
+    serving.assert_steps(engine, serving.mixed_steps(LENGTHS))
+
+
+def test_without_the_mode_rows_depend_on_the_step(backend: Any) -> None:
+    """The negative control."""
+    engine = serving.Engine(backend, CONFIGS[1], requests(CONFIGS[1]), 16)
+    engine.layer.scope = (False, 0)
+    with pytest.raises(Mismatch):
+        serving.assert_steps(engine, serving.mixed_steps(LENGTHS))
+
+
+@pytest.mark.parametrize("rows", [1, 3], ids=["decode", "drafts"])
+@pytest.mark.parametrize("config", CONFIGS[1:3], ids=str)
+def test_steps_as_graphs_are_captured(backend: Any, config: Config, rows: int) -> None:
+    """Padded, and with room for as many keys as the pages of a request hold."""
+    engine = serving.Engine(backend, config, requests(config), 16)
+    parts = [serving.Part(n, length - rows, length) for n, length in enumerate(LENGTHS)]
+    metadata = engine.metadata(parts, padding=rows * 2, captured=True)
+    assert metadata.max_seq_len == engine.table.shape[1] * 16
+    serving.assert_steps(engine, [parts], padding=rows * 2, captured=True)
+
+
+def test_the_mode_of_the_process_is_the_program_s(backend: Any) -> None:
+    config = CONFIGS[0]
+    engine = serving.Engine(backend, config, requests(config), 16)
+    flash_attn.set_deterministic_mode(False)
+    engine.step([serving.Part(0, 0, 40)])
+    assert not flash_attn.get_deterministic_mode().enabled
+    assert flash_attn_2_cuda.deterministic_scope.get() is None
+
+
+def refusals(backend: Any, **other: Any) -> list[str]:
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    asked = {"head_size": DIM, "dtype": HALF, "kv_cache_dtype": "auto", "block_size": 16}
+    asked |= {
+        "has_sink": True,
+        "has_sliding_window": True,
+        "use_batch_invariant": True,
+        "use_non_causal": True,
+    }
+    capability = DeviceCapability(*other.pop("capability", (9, 0)))
+    configuration = AttentionSelectorConfig(**(asked | other))
+    reasons: list[str] = backend.validate_configuration(
+        device_capability=capability, **configuration._asdict()
+    )
+    return reasons
+
+
+def test_what_the_kernels_serve_is_taken(backend: Any) -> None:
+    for head_size in (DIM, DIM - 8):
+        for page in (16, 48, 1024, None):
+            assert refusals(backend, head_size=head_size, block_size=page) == []
+    assert refusals(backend, kv_cache_dtype=None) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"use_mla": True}, "MLA not supported"),
+        ({"use_sparse": True}, "sparse not supported"),
+        ({"kv_cache_dtype": "fp8"}, "not fp8"),
+        ({"kv_cache_dtype": "bfloat16", "dtype": torch.float16}, "torch.float16, not bfloat16"),
+        ({"head_size": 320}, "multiples of 8 up to 256, not 320"),
+        ({"head_size": 36}, "multiples of 8 up to 256, not 36"),
+        ({"head_size": 64}, "no kernels split_hdim64_fp16, split_hdim64_fp16_causal"),
+        ({"dtype": torch.float32}, "not torch.float32"),
+        ({"block_size": 8}, "block_size not supported"),
+        ({"attn_type": "encoder_only"}, "attention type encoder_only"),
+        ({"attn_type": "encoder_decoder"}, "attention type encoder_decoder"),
+        ({"use_mm_prefix": True}, "partial multimodal token full attention"),
+        ({"use_per_head_quant_scales": True}, "per-head quant scales"),
+        ({"use_pcp": True}, "PCP"),
+        ({"capability": (7, 5)}, "compute capability"),
+    ],
+)
+def test_what_they_do_not_serve_is_refused_by_name(backend: Any, asked: dict[str, Any], words: str) -> None:
+    assert any(words in reason for reason in refusals(backend, **asked))
+
+
+def test_layers_refuse_what_vllm_does_not_ask_about(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[backend.__module__]
+    arguments = (2, DIM, 1.0, 1, None, None, "auto")
+    with pytest.raises(ValueError, match=r"sinks have shape \(3,\), not \(2,\)"):
+        module.Attention(*arguments, sinks=torch.zeros(3))
+    config = serving.vllm_config(CONFIGS[0])
+    monkeypatch.setattr(module, "get_current_vllm_config_or_none", lambda: config)
+    module.Attention(*arguments)
+    config.model_config.is_diffusion = True
+    with pytest.raises(ValueError, match="diffusion"):
+        module.Attention(*arguments)
+    config.model_config.is_diffusion, config.model_config.rswa_window = False, 128
+    with pytest.raises(ValueError, match="reference sliding window"):
+        module.Attention(*arguments)
+    monkeypatch.setattr(flash_attn_2_cuda, "check_split_size", lambda _: 192)
+    config.model_config.rswa_window = None
+    with pytest.raises(ValueError, match="FA2_SPLIT_SIZE=192 is no multiple of 128"):
+        module.Attention(*arguments)
+
+
+def test_values_of_another_head_size_are_refused(backend: Any) -> None:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=DIM, dtype=HALF, head_size_v=16)
+    with pytest.raises(ValueError, match=f"not {DIM} and 16"):
+        backend.get_builder_cls()(spec, ["layer"], serving.vllm_config(CONFIGS[0]), torch.device("cpu"))
+
+
+def test_no_common_prefix_is_computed_apart(backend: Any) -> None:
+    engine = serving.Engine(backend, CONFIGS[0], requests(CONFIGS[0]), 16)
+    assert engine.builder.use_cascade_attention(4096, common="prefix") is False
+
+
+def child(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=dict(os.environ), check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_flash_attn_and_its_plugin_import_no_vllm() -> None:
+    code = "import sys, flash_attn, flash_attn.serving.vllm\nprint([m for m in sys.modules if m.split('.')[0] == 'vllm'])"
+    assert child(code) == "[]"
+
+
+@pytest.fixture
+def other_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "version", lambda _: "0.33.1")
+
+
+@pytest.mark.usefixtures("other_version")
+def test_another_vllm_is_refused_in_a_line_where_the_backend_is_chosen() -> None:
+    plugin.register()  # refuses nothing: other backends of that vLLM stay of use
+    with pytest.raises(plugin.UnfitVersionError) as refusal:
+        plugin.check_version()
+    assert str(refusal.value) == (
+        "flash_attn's attention backend fits vLLM 0.26, and this is vLLM 0.33.1: "
+        "pip install 'vllm==0.26.*', or choose another attention backend."
+    )
+    assert not isinstance(refusal.value, ImportError)
+
+
+def test_the_refusal_is_the_engine_s() -> None:
+    """Not vLLM's own words for a backend that it cannot import."""
+    code = (
+        "from flash_attn.serving import vllm as plugin\n"
+        "plugin.version = lambda _: '0.33.1'\n"
+        "plugin.register()\n"
+        "from vllm.v1.attention.backends.registry import AttentionBackendEnum\n"
+        "try:\n    AttentionBackendEnum.CUSTOM.get_class()\n"
+        "except plugin.UnfitVersionError as refusal:\n    print(refusal)\n"
+    )
+    assert child(code).startswith("flash_attn's attention backend fits vLLM 0.26")
