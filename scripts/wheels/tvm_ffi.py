@@ -13,8 +13,8 @@ from scripts.base.errors import ToolchainError
 from scripts.base.process import run
 
 VERSION = "0.1.15.post2"
-# What a wheel asks for: the interface that was compiled against, and what keeps to it.
-REQUIREMENT = "apache-tvm-ffi>=0.1.15,<0.2"
+# What a wheel asks for: releases that have all it calls. vLLM 0.26 takes 0.1.10 and no other.
+REQUIREMENT = "apache-tvm-ffi>=0.1.10,<0.2"
 LIBRARY = "libtvm_ffi.so"
 # Earlier releases of torch have no exchange of tensors in C: this package brings it.
 EXCHANGE = "torch-c-dlpack-ext>=0.1.5"
