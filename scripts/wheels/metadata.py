@@ -43,7 +43,7 @@ _ENTRY_POINTS = {"vllm.general_plugins": {"flash_attn_deterministic": "flash_att
 
 
 def entry_points(root: Path) -> str:
-    """The wheel's entry_points.txt: of those whose module is in the tree. Empty for none, as of upstream's own."""
+    """The wheel's entry_points.txt, of those whose module is in the tree; empty for none."""
     lines: list[str] = []
     for group, points in _ENTRY_POINTS.items():
         there = [

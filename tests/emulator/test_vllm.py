@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import flash_attn
@@ -214,3 +216,27 @@ def test_the_refusal_is_the_engine_s() -> None:
         "except plugin.UnfitVersionError as refusal:\n    print(refusal)\n"
     )
     assert child(code).startswith("flash_attn's attention backend fits vLLM 0.26")
+
+
+def prove(output: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    script = Path(serving.__file__).with_name("prove_vllm.py")
+    command = [sys.executable, str(script), "--cpu", "--output", str(output), *options]
+    environment = {**os.environ, "FA2_SPLIT_SIZE": "128"}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    return done, json.loads(output.read_text(encoding="utf-8"))
+
+
+def test_an_engine_gives_the_same_answers_however_it_cuts_its_work(tmp_path: Path) -> None:
+    """Its scheduler, caches and sampler: alone, among strangers, in chunks, with cached prefixes, drafts, preempted."""
+    done, rows = prove(tmp_path / "rows.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    counted = {row["way"]: row["counters"] for row in rows}
+    assert counted["prefix caching"]["vllm:prefix_cache_hits"] > 0
+    assert counted["drafts"]["vllm:spec_decode_num_accepted_tokens"] > 0
+    assert counted["preemption"]["vllm:num_preemptions"] > 0
+
+
+def test_without_the_mode_an_engine_s_answers_differ(tmp_path: Path) -> None:
+    """The negative control."""
+    _, rows = prove(tmp_path / "rows.json", "--control", "--way", "plain")
+    assert any(rows[0]["differences"].values())
