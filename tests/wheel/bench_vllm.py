@@ -36,13 +36,23 @@ WARM, STEPS = 12, 48
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
-    longest = max(job["contexts"]) + 2 * (WARM + STEPS) + 64
-    llm = serving_engine.engine(
-        job["model"], job["backend"], fill=False, max_model_len=longest, max_num_seqs=max(job["sequences"]),
-        gpu_memory_utilization=job["memory"], max_num_batched_tokens=8192,
-        kv_transfer_config={"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both",
-                            "kv_connector_extra_config": {"fill_mean": 0.0, "fill_std": 0.5}},
-    )  # fmt: skip
+    """One engine's cells."""
+    options = {
+        "max_model_len": max(job["contexts"]) + WARM + STEPS + 64,
+        "max_num_seqs": max(job["sequences"]),
+        "gpu_memory_utilization": job["memory"],
+        "max_num_batched_tokens": 8192,
+    }
+    if job["cpu"]:
+        import serving_on_cpu
+
+        serving_on_cpu.install()
+        options = serving_engine.CPU_ENGINE
+    made_up = {"fill_mean": 0.0, "fill_std": 0.5}
+    options["kv_transfer_config"] = {
+        "kv_connector": "DecodeBenchConnector", "kv_role": "kv_both", "kv_connector_extra_config": made_up,
+    }  # fmt: skip
+    llm = serving_engine.engine(job["model"], job["backend"], fill=False, **options)
     config = llm.llm_engine.vllm_config.cache_config
     room = (config.num_gpu_blocks or 0) * config.block_size
     cells = []
@@ -75,7 +85,7 @@ def decode(llm: Any, context: int, sequences: int) -> float:
         _asked += 1
         names.append(f"bench-{_asked}")
         # Each its own first token, whatever caches look at.
-        engine.add_request(names[-1], {"prompt_token_ids": [3 + _asked % 4000] + [7] * (context - 1)}, how)
+        engine.add_request(names[-1], {"prompt_token_ids": [3 + _asked % 60] + [7] * (context - 1)}, how)
     have: dict[str, int] = {}
 
     def step() -> None:
@@ -104,17 +114,19 @@ def main() -> int:
     parser.add_argument("--sequences", action="append", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", type=float, default=0.95, help="share of the GPU's that vLLM takes")
+    parser.add_argument("--cpu", action="store_true", help="to try this script: small, on emulated kernels")
     options = parser.parse_args()
     if options.child:
         serving_engine.serve_child(options.child, child)
     contexts, sequences = options.context or CONTEXTS, options.sequences or SEQUENCES
+    shape = serving_engine.CPU_MODEL if options.cpu else SHAPE
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = serving_engine.write_model(Path(folder, "llama"), "llama", **SHAPE)
+        model = serving_engine.write_model(Path(folder, "llama"), "llama", **shape)
         for name in options.engine or ENGINES:
             backend, invariant = ENGINES[name]
             job = {"model": model, "backend": backend, "contexts": contexts, "sequences": sequences,
-                   "rounds": options.rounds, "memory": options.memory}  # fmt: skip
+                   "rounds": options.rounds, "memory": options.memory, "cpu": options.cpu}  # fmt: skip
             results[name] = serving_engine.in_child(__file__, job, invariant=invariant, limit=560)
             if "error" in results[name]:
                 print(f"{name} failed:\n{results[name]['error'][-3000:]}", flush=True)

@@ -78,17 +78,10 @@ CPU = Scale(
         "chunks of 60": {"max_num_batched_tokens": 60},
         "preemption": {},
     },
-    engine={
-        "dtype": "float16", "enforce_eager": True, "compilation_config": {"mode": 0, "custom_ops": ["none"]},
-        "kv_cache_memory_bytes": 1 << 23, "max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 256,
-        "block_size": 16,
-    },
-    model={
-        "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 64, "max_position_embeddings": 2048,
-    },
+    engine=serving_engine.CPU_ENGINE,
+    model=serving_engine.CPU_MODEL,
     vocabulary=64,
-)  # fmt: skip
+)
 
 
 def prompts(scale: Scale) -> tuple[list[list[int]], list[list[int]]]:

@@ -20,6 +20,16 @@ from typing import Any
 
 VOCABULARY = 4096
 MODELS = ("llama", "gpt-oss")
+# Of small models on emulated kernels (serving_on_cpu.py).
+CPU_MODEL = {
+    "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 64, "max_position_embeddings": 2048,
+}  # fmt: skip
+CPU_ENGINE = {
+    "dtype": "float16", "enforce_eager": True, "compilation_config": {"mode": 0, "custom_ops": ["none"]},
+    "kv_cache_memory_bytes": 1 << 23, "max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 256,
+    "block_size": 16,
+}  # fmt: skip
 _COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_act": "silu",
