@@ -142,6 +142,19 @@ def test_what_they_do_not_serve_is_refused_by_name(backend: Any, asked: dict[str
     assert any(words in reason for reason in refusals(backend, **asked))
 
 
+def test_a_gpu_that_the_wheel_was_not_built_for_is_refused(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_for = {"architectures": ["80", "90a"], "nvcc": {"flags": ["-gencode=arch=compute_80,code=sm_80"]}}
+    monkeypatch.setattr(sys.modules[backend.__module__], "fork_info", lambda: built_for)
+    for capability in ((8, 0), (8, 9), (9, 0)):
+        assert refusals(backend, capability=capability) == []
+    refused = "this wheel of flash_attn is for sm_80, sm_90a, and the GPU has compute capability 12.0"
+    assert refusals(backend, capability=(12, 0)) == [refused]
+    built_for["nvcc"]["flags"] = ["-gencode=arch=compute_90,code=compute_90"]
+    assert refusals(backend, capability=(12, 0)) == []
+
+
 def test_layers_refuse_what_vllm_does_not_ask_about(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules[backend.__module__]
     arguments = (2, DIM, 1.0, 1, None, None, "auto")
