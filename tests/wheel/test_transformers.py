@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from flash_attn.serving import transformers as ours
 from harness import Config
-
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-
-from flash_attn.serving import transformers as ours  # noqa: E402 - after what it is for
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +15,13 @@ DTYPE = torch.bfloat16
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def transformers() -> Any:
+    """The package; in a fixture, so that the suite has these cases where it is missing too."""
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+@pytest.fixture
+def calls(transformers: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What flash_attn_func was called with."""
     found: list[dict[str, Any]] = []
 
@@ -42,7 +45,7 @@ def logits(model: Any, implementation: str, dtype: torch.dtype, **inputs: Any) -
 
 
 def assert_as_accurate_as_eager(model: Any, calls: list[dict[str, Any]], **inputs: Any) -> None:
-    """The error against float32 is at most 1.5 times that of Transformers' own attention; padding does not count."""
+    """The error against float32 is at most twice that of Transformers' own attention; padding does not count."""
     Config(dtype="bf16").need("fwd", "split")
     Config(dtype="bf16", causal=True).need("fwd", "split")
     model = model.to("cuda", DTYPE)
@@ -54,7 +57,7 @@ def assert_as_accurate_as_eager(model: Any, calls: list[dict[str, Any]], **input
     if "decoder_input_ids" not in inputs and "attention_mask" in inputs:
         rows = inputs["attention_mask"].bool()
     error, allowed = ((one - exact)[rows].norm().item() for one in (got, plain))
-    assert error <= 1.5 * allowed, (error, allowed)
+    assert error <= 2 * allowed, (error, allowed)
 
 
 def padding(left: bool) -> torch.Tensor:
@@ -80,7 +83,7 @@ SIZES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("padded", ["", "left", "right"])
-def test_llama(padded: str, calls: list[dict[str, Any]]) -> None:
+def test_llama(transformers: Any, padded: str, calls: list[dict[str, Any]]) -> None:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
     own = {"attention_mask": padding(padded == "left")} if padded else {}
@@ -88,28 +91,55 @@ def test_llama(padded: str, calls: list[dict[str, Any]]) -> None:
     assert all(("attn_mask" in call) == bool(padded) and ("causal" in call) != bool(padded) for call in calls)
 
 
-def test_a_window_is_the_kernels_own(calls: list[dict[str, Any]]) -> None:
+def test_a_window_is_the_kernels_own(transformers: Any, calls: list[dict[str, Any]]) -> None:
     torch.manual_seed(1)
     model = transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=32))
     assert_as_accurate_as_eager(model, calls, input_ids=prompt())
-    assert all(call["attention_mask"] is None and call["sliding_window"] == 32 for call in calls)
+    assert all("attn_mask" not in call and call["window_size"] == (31, 31) for call in calls)
 
 
-def test_chunks_are_masked() -> None:
+def test_a_window_that_layers_do_not_tell_is_a_mask(transformers: Any, calls: list[dict[str, Any]]) -> None:
+    """Phimoe's layers leave theirs to the mask."""
+    torch.manual_seed(5)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    model = transformers.PhimoeForCausalLM(transformers.PhimoeConfig(**sizes, **experts, sliding_window=32))
+    assert_as_accurate_as_eager(model, calls, input_ids=prompt())
+    assert all("attn_mask" in call for call in calls)
+
+
+def test_chunks_are_no_window(transformers: Any) -> None:
     """Transformers tells of attention in chunks as of a window."""
     from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
-    starts = torch.zeros(1, dtype=torch.int)
-    assert (
-        ours.mask(1, 100, 100, mask_function=chunked_causal_mask_function(32, starts), local_size=32)
-        is not None
-    )
-    assert (
-        ours.mask(1, 100, 100, mask_function=sliding_window_causal_mask_function(32), local_size=32) is None
-    )
+    chunks = chunked_causal_mask_function(32, torch.zeros(1, dtype=torch.int))
+    window = sliding_window_causal_mask_function(32)
+    assert not hasattr(ours.mask(1, 100, 100, mask_function=chunks, local_size=32), "window")
+    assert getattr(ours.mask(1, 100, 100, mask_function=window, local_size=32), "window", None) == 32
+    assert ours.mask(1, 30, 30, mask_function=window, local_size=32) is None
 
 
-def test_t5_s_bias(calls: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "keys", "offset", "held", "padded"),
+    [
+        (100, 100, 0, [1] * 100, False),
+        (20, 100, 0, [1] * 100, False),
+        (100, 100, 0, [0] * 10 + [1] * 140, True),  # of which the last 100 are no padding
+        (20, 20, 0, [1] * 10, True),  # it ends before the keys do
+        (20, 60, 40, [0] * 40 + [1] * 60, False),
+    ],
+)
+def test_padding_is_that_of_the_keys(
+    transformers: Any, tokens: int, keys: int, offset: int, held: list[int], padded: bool
+) -> None:
+    found = ours.mask(
+        1, tokens, keys, q_offset=offset + keys - tokens, kv_offset=offset,
+        attention_mask=torch.tensor([held]).bool(),
+    )  # fmt: skip
+    assert (found is not None) == padded
+
+
+def test_t5_s_bias(transformers: Any, calls: list[dict[str, Any]]) -> None:
     torch.manual_seed(2)
     model = transformers.T5ForConditionalGeneration(
         transformers.T5Config(
@@ -130,7 +160,7 @@ def test_t5_s_bias(calls: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_gpt_oss_s_sinks(padded: bool, calls: list[dict[str, Any]]) -> None:
+def test_gpt_oss_s_sinks(transformers: Any, padded: bool, calls: list[dict[str, Any]]) -> None:
     torch.manual_seed(3)
     model = transformers.GptOssForCausalLM(
         transformers.GptOssConfig(
@@ -145,7 +175,7 @@ def test_gpt_oss_s_sinks(padded: bool, calls: list[dict[str, Any]]) -> None:
     assert all("learnable_sink" in call for call in calls)
 
 
-def test_generation_is_the_same_tokens_as_at_once(calls: list[dict[str, Any]]) -> None:
+def test_generation_is_the_same_tokens_as_at_once(transformers: Any, calls: list[dict[str, Any]]) -> None:
     """Greedy tokens of a cache that grows are those of the whole text in one pass, where no two are close."""
     Config(dtype="bf16", causal=True).need("fwd", "split")
     torch.manual_seed(4)
