@@ -26,19 +26,8 @@ LENGTHS = (530, 70, 300)
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As vLLM resolves it, once its plugin is loaded."""
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    plugin.register()
-    plugin.register()
-    chosen = AttentionBackendEnum["CUSTOM"].get_class()
-    monkeypatch.setattr(flash_attn_2_cuda, "check_split_size", _small(flash_attn_2_cuda.check_split_size))
-    return chosen
-
-
-def _small(check: Any) -> Any:
-    """The default in place of FA2_SPLIT_SIZE, which is read once a process."""
-    return lambda split_size: serving.SPLIT_SIZE if split_size is None else check(split_size)
+    plugin.register()  # twice: again, it does nothing
+    return serving.chosen_backend(monkeypatch)
 
 
 def requests(config: Config) -> list[Sequence]:

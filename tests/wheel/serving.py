@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import flash_attn_2_cuda
 import torch
 from flash_attn import deterministic_mode, flash_attn_func
 from harness import DTYPES, Config, Sequence, assert_same_bits
@@ -25,6 +26,19 @@ class Part:
     request: int
     start: int
     stop: int
+
+
+def chosen_backend(monkeypatch: Any) -> Any:
+    """The backend as vLLM resolves it once the plugin is loaded, with SPLIT_SIZE in place of FA2_SPLIT_SIZE, which is read once a process."""
+    from flash_attn.serving import vllm as plugin
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    plugin.register()
+    check = flash_attn_2_cuda.check_split_size
+    small = lambda split_size: SPLIT_SIZE if split_size is None else check(split_size)  # noqa: E731
+    chosen = AttentionBackendEnum["CUSTOM"].get_class()
+    monkeypatch.setattr(flash_attn_2_cuda, "check_split_size", small)
+    return chosen
 
 
 def vllm_config(config: Config, max_num_seqs: int = 64) -> Any:

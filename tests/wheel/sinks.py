@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,7 +119,7 @@ def assert_that_unused_rows_have_no_part(config: Config) -> None:
 
 def ways(config: Config) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The same call of each function: its name, the result, and what flash_attn_func gives."""
-    same_heads = Config(**{**config.__dict__, "heads_k": config.heads})
+    same_heads = replace(config, heads_k=config.heads)
     own = {"causal": True, "learnable_sink": config.kwargs()["learnable_sink"]}
     for of, functions in ((config, ("kv", "cache")), (same_heads, ("qkv",))):
         sequence = Draw(2).sequence(of, 40, 40)

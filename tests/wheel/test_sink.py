@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sinks
 import torch
@@ -41,7 +43,7 @@ modes = pytest.mark.parametrize("mode", [False, True], ids=["off", "on"])
 def test_no_sink_is_one_of_minus_infinity(config: Config, mode: bool) -> None:
     config.need("fwd", "split", "bwd")
     draw = Draw(seed_of(config))
-    plain = Config(**{**config.__dict__, "sink": ""})
+    plain = replace(config, sink="")
     with deterministic_mode(mode, 256):
         sinks.assert_that_no_sink_is_a_sink_of_minus_infinity(
             plain, [draw.sequence(plain, 200, 700), draw.sequence(plain, 200, 700)]

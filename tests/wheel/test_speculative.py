@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from flash_attn import deterministic_mode, flash_attn_with_kvcache
-from harness import DEVICE, Config, Draw, Rows, cache, paged, seed_of
+from flash_attn import deterministic_mode
+from harness import DEVICE, Config, Draw, Rows, Sequence, cache, paged, seed_of
 
 pytestmark = pytest.mark.gpu
 
@@ -36,14 +35,19 @@ def test_one_query_against_all_drafts(
         return cache(config, [sequence], held + 100)
 
     def one_by_one() -> Rows:
-        alone = [cache(config, [sequence.rows(n, n + 1)], held + 100) for n in range(rows)]
-        return Rows(torch.cat([one.out for one in alone]), torch.cat([one.lse for one in alone], dim=-1))
+        return joined(cache(config, [sequence.rows(n, n + 1)], held + 100) for n in range(rows))
 
     with deterministic_mode(split_size=512):
         expected = one_by_one()
         at_once().assert_same(expected, f"{drafts} drafts on {held} tokens")
         paged(config, [sequence], draw.generator, page=16).assert_same(expected, "in pages of 16")
     control(not at_once().same(one_by_one()))
+
+
+def joined(parts: Iterable[Rows]) -> Rows:
+    """One after another."""
+    out, lse = zip(*((part.out, part.lse) for part in parts), strict=True)
+    return Rows(torch.cat(out), torch.cat(lse, dim=-1))
 
 
 def ancestors(parents: list[int]) -> torch.Tensor:
@@ -65,28 +69,19 @@ def test_a_tree_of_drafts(config: Config, held: int, control: Callable[..., None
     parents = [-1, 0, 0, 1, 1, 2, 3, 5]
     drafts = len(parents)
     sequence = Draw(seed_of(config, held)).sequence(config, drafts, held + drafts)
-    capacity = held + drafts + 60
-    mask = torch.zeros(1, 1, drafts, capacity, dtype=torch.bool, device=DEVICE)
-    mask[..., :held] = True
-    mask[..., held : held + drafts] = ancestors(parents)
+    sees = torch.ones(config.heads, drafts, held + drafts, dtype=torch.bool, device=DEVICE)
+    sees[..., held:] = ancestors(parents)
 
     def on_cache(first: int, end: int) -> Rows:
         """Drafts first to end, on a cache that holds those before the end and NaN behind."""
-        caches = []
-        for keys in (sequence.k, sequence.v):
-            one = torch.full((1, capacity, *keys.shape[1:]), math.nan, dtype=keys.dtype, device=DEVICE)
-            one[0, : held + end] = keys[: held + end]
-            caches.append(one)
-        lengths = torch.tensor([held + end], dtype=torch.int32, device=DEVICE)
-        out, lse = flash_attn_with_kvcache(
-            sequence.q[None, first:end], *caches, cache_seqlens=lengths, return_softmax_lse=True,
-            attn_mask=mask[..., first:end, :],
-        )  # fmt: skip
-        return Rows(out[0], lse[0])
+        keys = held + end
+        part = Sequence(
+            sequence.q[first:end], sequence.k[:keys], sequence.v[:keys], sees[:, first:end, :keys]
+        )
+        return cache(config, [part], held + drafts + 60)
 
     def one_by_one() -> Rows:
-        alone = [on_cache(n, n + 1) for n in range(drafts)]
-        return Rows(torch.cat([one.out for one in alone]), torch.cat([one.lse for one in alone], dim=-1))
+        return joined(on_cache(n, n + 1) for n in range(drafts))
 
     with deterministic_mode(split_size=512):
         on_cache(0, drafts).assert_same(one_by_one(), f"a tree on {held} tokens")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import flash_attn_2_cuda
 import pytest
 import torch
-from flash_attn.serving import vllm as plugin
 from harness import Config, Draw, Mismatch, Sequence, assert_same_bits, seed_of
 
 pytestmark = pytest.mark.gpu
@@ -37,13 +35,7 @@ def serving() -> Any:
 
 @pytest.fixture
 def backend(serving: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    plugin.register()
-    check = flash_attn_2_cuda.check_split_size
-    small = lambda split_size: serving.SPLIT_SIZE if split_size is None else check(split_size)  # noqa: E731
-    monkeypatch.setattr(flash_attn_2_cuda, "check_split_size", small)
-    return AttentionBackendEnum["CUSTOM"].get_class()
+    return serving.chosen_backend(monkeypatch)
 
 
 def requests(config: Config) -> list[Sequence]:
