@@ -14,6 +14,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,13 +254,15 @@ def _finished(
 
     All that it says goes into ``record`` and ``tail``.
     """
-    by_source = {unit.source: unit for unit in units}
+    by_source = defaultdict(list)  # of several plans, a file may be there several times
+    for unit in units:
+        by_source[unit.source].append(unit)
     for line in output:
         record.write(line)
         tail.append(line.rstrip("\n"))
         match = re.match(r"\[\d+/\d+\] (.+)$", line)
-        if match and match[1] in by_source:
-            yield by_source[match[1]]
+        if match and by_source[match[1]]:
+            yield by_source[match[1]].pop()
 
 
 def _failure(lines: list[str], log: Path, status: int) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,7 +43,9 @@ def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
     assert len((tmp_path / "compiler.calls").read_text().splitlines()) == len(KERNELS)
 
 
-def test_two_plans_are_compiled_side_by_side_each_from_its_own_tree(tmp_path: Path) -> None:
+def test_two_plans_are_compiled_side_by_side_each_from_its_own_tree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tools = toolchain(tmp_path, 'pwd >> "$0.calls"; touch "$last"\n')
     one = plan(tmp_path, tools)
     shutil.copytree(one.tree.root, tmp_path / "other")
@@ -52,8 +55,13 @@ def test_two_plans_are_compiled_side_by_side_each_from_its_own_tree(tmp_path: Pa
             one.tree, root=tmp_path / "other", kernel_sources="a" * 64, seen=time.time_ns()
         ),
     )
-    work = [(planned, kernels.kernel_units(planned)) for planned in (one, other)]
+    units = kernels.kernel_units(one)
+    longer = [dataclasses.replace(unit, seconds=2 * unit.seconds) for unit in kernels.kernel_units(other)]
+    work = [(one, units), (other, longer)]
     done = compiling.compile_together(work, 1)
+    left = re.findall(r"about (.*) left", capsys.readouterr().out)
+    assert left[-1] == "0s", "two files of one name were counted as one of them twice"
+    assert not [words for words in left if "-" in words]
     assert done.built == 2 * len(KERNELS) == len(set(done.objects))
     assert list(done.objects) == [unit.target for _, units in work for unit in units]
     assert all(path.exists() for path in done.objects)
