@@ -67,8 +67,16 @@ def configs(draw: st.DrawFn) -> Config:
         alibi=alibi,
         mask=draw(st.sampled_from([False, False, True])),
         bias=draw(st.sampled_from(["", "", HALF_NAME, "fp32"])),
-        sink="" if alibi and causal else draw(st.sampled_from(["", "", HALF_NAME, "fp32"])),
+        sink=""
+        if alibi and (causal or window[1] == 0)
+        else draw(st.sampled_from(["", "", HALF_NAME, "fp32"])),
     )
+
+
+def causal_form(config: Config) -> Config:
+    """The call as a causal one; without its sink where such a call takes none."""
+    sink = "" if config.alibi else config.sink
+    return replace(config, causal=True, window=(-1, -1), sink=sink)
 
 
 lengths_q = st.one_of(st.just(1), st.integers(1, 140))
@@ -154,7 +162,7 @@ def test_a_row_is_the_same_in_pieces(
     """Chunked prefill, and the last row alone, as in decode. Only where rows do not look ahead."""
     config.need("split")
     if not config.causal and config.window[1] != 0:
-        config = Config(**{**config.__dict__, "causal": True, "window": (-1, -1)})
+        config = causal_form(config)
     config.need("split")
     sequence = Draw(seed).sequence(config, len_q, len_q + more)
     edges = sorted({0, len_q, len_q - 1, *(c for c in cuts if c < len_q)})
@@ -171,7 +179,7 @@ def test_a_row_is_the_same_in_pieces(
 def test_appended_keys_give_the_rows_of_a_dense_call(
     config: Config, len_q: int, before: int, split: int, seed: int
 ) -> None:
-    config = Config(**{**config.__dict__, "causal": True, "window": (-1, -1)})
+    config = causal_form(config)
     config.need("split")
     sequence = Draw(seed).sequence(config, len_q, before + len_q)
     buffers = [
@@ -223,9 +231,7 @@ def test_rotary_rows_are_the_same_in_a_batch_and_one_by_one(
     first: int,
 ) -> None:
     """New keys and queries are rotated by their position and appended: all at once, among strangers, and token by token."""
-    config = Config(
-        **{**config.__dict__, "head_dim": DIM, "causal": True, "window": (-1, -1), "mask": False, "bias": ""}
-    )
+    config = replace(causal_form(config), head_dim=DIM, mask=False, bias="")
     config.need("split")
     draw = Draw(seed)
     sequences = [draw.sequence(config, new, length + new) for length in before]

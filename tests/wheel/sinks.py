@@ -164,8 +164,8 @@ def assert_that_wrong_sinks_are_told(config: Config) -> None:
             flash_attn_func(*inputs, **options)
     slopes = torch.full((config.heads,), 0.5, device=DEVICE)
     flash_attn_func(*inputs, learnable_sink=good, alibi_slopes=slopes)
-    for causal in ({"causal": True}, {"window_size": (-1, 0)}):
-        with pytest.raises(NotImplementedError, match="causal attention with alibi_slopes"):
+    for causal in ({"causal": True}, {"window_size": (-1, 0)}, {"window_size": (8, 0)}):
+        with pytest.raises(NotImplementedError, match="does not go with alibi_slopes"):
             flash_attn_func(*inputs, learnable_sink=good, alibi_slopes=slopes, **causal)
     with pytest.raises(ValueError, match="learnable_sink has shape"):
         flash_attn_with_kvcache(*inputs, learnable_sink=good[1:])
