@@ -38,8 +38,11 @@ DESCRIPTION = "docs/wheel.md"  # what an index shows of a wheel
 # What Python finds no error in, and torch has a CUDA build for.
 _REQUIRES_PYTHON = ">=3.10"
 _SUMMARY = "FlashAttention-2 whose deterministic mode makes each row's bits independent of its batch"
-# What other programs call when they start: vLLM loads its plugins by this group's name.
-_ENTRY_POINTS = {"vllm.general_plugins": {"flash_attn_deterministic": "flash_attn.serving.vllm:register"}}
+# What other programs call when they start: vLLM and SGLang load their plugins by these groups' names.
+_ENTRY_POINTS = {
+    "vllm.general_plugins": {"flash_attn_deterministic": "flash_attn.serving.vllm:register"},
+    "sglang.srt.plugins": {"flash_attn_deterministic": "flash_attn.serving.sglang:register"},
+}
 
 
 def entry_points(root: Path) -> str:

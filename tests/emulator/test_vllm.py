@@ -19,6 +19,7 @@ from harness import Config, Draw, Mismatch, Sequence
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import serving
+from flash_attn.serving import kernels
 from flash_attn.serving import vllm as plugin
 
 LENGTHS = (530, 70, 300)
@@ -135,7 +136,7 @@ def test_a_gpu_that_the_wheel_was_not_built_for_is_refused(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built_for = {"architectures": ["80", "90a"], "nvcc": {"flags": ["-gencode=arch=compute_80,code=sm_80"]}}
-    monkeypatch.setattr(sys.modules[backend.__module__], "fork_info", lambda: built_for)
+    monkeypatch.setattr(kernels, "fork_info", lambda: built_for)
     for capability in ((8, 0), (8, 9), (9, 0)):
         assert refusals(backend, capability=capability) == []
     refused = "this wheel of flash_attn is for sm_80, sm_90a, and the GPU has compute capability 12.0"

@@ -32,8 +32,9 @@ def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_rows_keep_their_bits_under_emulation(all_cases: bool) -> None:
-    without = f"--pytest=--ignore={emulator.SUITE / 'test_vllm.py'}"  # which needs vLLM, some GB
-    done = emulate("--pytest=-ra", without, *([] if all_cases else ["--pytest=--drawn=0.4"]))
+    # Some GB each.
+    clients = [f"--pytest=--ignore={emulator.SUITE / name}" for name in ("test_vllm.py", "test_sglang.py")]
+    done = emulate("--pytest=-ra", *clients, *([] if all_cases else ["--pytest=--drawn=0.4"]))
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert "skipped" not in done.stdout, "a case was left out"
 

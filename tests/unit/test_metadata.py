@@ -93,9 +93,12 @@ def test_the_entry_points_are_those_whose_module_the_tree_has(root: Path) -> Non
     write_files(root, {"flash_attn/serving/vllm.py": ""})
     read = configparser.ConfigParser()
     read.read_string(metadata.entry_points(root))
-    assert {group: dict(read[group]) for group in read.sections()} == {
-        "vllm.general_plugins": {"flash_attn_deterministic": "flash_attn.serving.vllm:register"}
-    }
+    vllm = {"vllm.general_plugins": {"flash_attn_deterministic": "flash_attn.serving.vllm:register"}}
+    assert {group: dict(read[group]) for group in read.sections()} == vllm
+    write_files(root, {"flash_attn/serving/sglang.py": ""})
+    read.read_string(metadata.entry_points(root))
+    sglang = {"sglang.srt.plugins": {"flash_attn_deterministic": "flash_attn.serving.sglang:register"}}
+    assert {group: dict(read[group]) for group in read.sections()} == vllm | sglang
 
 
 def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series: Make) -> None:
