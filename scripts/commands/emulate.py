@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import layout
 from scripts.base.errors import UsageError
 from scripts.commands import arguments
-from scripts.lab import emulator
+from scripts.lab import emulator, serving_clients
 from scripts.source import matrix, matrix_tables
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ def add(commands: Any) -> None:
         type=arguments.python,
         help="the Python to run under (default: the one running this)",
     )
+    parser.add_argument(
+        "--client",
+        choices=serving_clients.NAMES,
+        help="an engine that serves models, installed beside: its own classes call the kernels",
+    )
     arguments.add_jobs(parser, "compilers, then processes of tests, at once")
     arguments.add_source(parser)
     parser.add_argument(
@@ -57,9 +62,15 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     asked = emulator.Emulation(
-        options.kernels, options.arch, options.python, options.source, options.jobs, tuple(options.pytest)
+        options.kernels,
+        options.arch,
+        options.python,
+        options.source,
+        options.jobs,
+        tuple(options.pytest),
+        options.client,
     )
-    if options.cpp and (options.pytest or options.python):
-        raise UsageError("--cpp runs neither Python nor pytest; leave out --python and --pytest.")
+    if options.cpp and (options.pytest or options.python or options.client):
+        raise UsageError("--cpp runs neither Python nor pytest; leave out --python, --pytest and --client.")
     run = emulator.emulate_cpp if options.cpp else emulator.emulate
     run(matrix.load(layout.MATRIX), asked)

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.base import console, layout, pip
-from scripts.base.errors import CompileError, ToolchainError, VerifyError
+from scripts.base import console, layout
+from scripts.base.errors import CompileError, VerifyError
 from scripts.base.process import run
+from scripts.lab import serving_clients
 from scripts.series import clone
 from scripts.source import upstream
 from scripts.wheels import (
@@ -33,7 +34,6 @@ from scripts.wheels import (
     kernels,
     linking,
     toolchain,
-    torch_environment,
     tvm_ffi,
     verify,
 )
@@ -82,6 +82,7 @@ class Emulation:
     source: upstream.Source
     jobs: int | None  # compilers, then processes of tests, at once
     pytest: tuple[str, ...] = ()  # more arguments for it
+    client: str | None = None  # an engine whose classes call the kernels; None: the suite that needs none
 
 
 def interpreter(tools: toolchain.Toolchain, folder: Path, *, torch: bool = True) -> list[Path]:
@@ -116,20 +117,6 @@ def interpreter(tools: toolchain.Toolchain, folder: Path, *, torch: bool = True)
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(compiled, sources))
-
-
-def _tools_for_tests(env: torch_environment.Environment, folder: Path) -> Path:
-    """Pytest and the like for the environment's Python, beside it: the environment is the wheels' own."""
-    requirements = [*_PACKAGES, *_DEPENDENCIES]
-    place = folder / f"site-{env.tag}-{hashlib.sha256(repr(requirements).encode()).hexdigest()[:8]}"
-    if not place.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            target = f"{temporary}/site"
-            command = pip.installing(env.python, "--no-deps", "--target", target, *requirements)
-            run(command, error=ToolchainError, what="could not install pytest and hypothesis", hint=pip.HINT)
-            shutil.move(target, place)
-    return place
 
 
 def package(
@@ -171,7 +158,7 @@ def package(
                 what="could not link the emulator",
             )
             unfinished.rename(site)
-    return [site, _tools_for_tests(env, folder)]
+    return [site, serving_clients.site(env, folder, "site", [*_PACKAGES, *_DEPENDENCIES])]
 
 
 def library_objects(
@@ -249,6 +236,25 @@ def emulate_cpp(loaded: Matrix, options: Emulation) -> None:
     console.done("Nothing failed under emulation. That is no proof of a library: its tests on a GPU are.")
 
 
+def _environment(tools: toolchain.Toolchain, folders: Sequence[Path], options: Emulation) -> dict[str, str]:
+    """For the suite's processes: where Python finds what they import, and what the emulator emulates."""
+    python, libraries = [*folders, layout.ROOT / "tests/wheel"], []
+    if options.client is not None:
+        packages, driver = serving_clients.beside(options.client, tools, layout.BUILD / "emulator")
+        python.append(packages)
+        libraries.append(str(driver))
+    libraries += [path for path in [os.environ.get("LD_LIBRARY_PATH", "")] if path]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, python)),
+        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+        "FORK_EMULATED_GPU": options.architecture,
+        # What torch computes is small: with a thread a core in each process, threads would spend their time
+        # waiting for each other.
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 def emulate(loaded: Matrix, options: Emulation) -> None:
     """Compile the kernels for the emulator, and run the suite against them.
 
@@ -266,21 +272,12 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
-    path = os.pathsep.join(map(str, [*folders, layout.ROOT / "tests/wheel"]))
-    # What torch computes is small: with a thread a core in each process, threads would spend their time
-    # waiting for each other.
-    env = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "FORK_UPSTREAM_TESTS": str(own),
-        "FORK_EMULATED_GPU": options.architecture,
-        "OMP_NUM_THREADS": "1",
-    }
+    env = {**_environment(tools, folders, options), "FORK_UPSTREAM_TESTS": str(own)}
     command = [
         str(tools.environment.python),
         "-m",
         "pytest",
-        str(SUITE),
+        *serving_clients.tests_of(options.client),
         "-c",
         os.devnull,
         f"--rootdir={SUITE}",

@@ -115,6 +115,8 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         (["emulate", "--arch", "70"], "invalid choice: '70' (choose from"),
         (["emulate", "--python", "3.9"], "'3.9': choose from 3.10, 3.11"),
         (["emulate", "--cpp", "--pytest=-x"], "--cpp runs neither Python nor pytest"),
+        (["emulate", "--client", "tgi"], "invalid choice: 'tgi' (choose from"),
+        (["emulate", "--cpp", "--client", "sglang"], "--cpp runs neither Python nor pytest"),
         (["archs"], "[shared-ptx] of wheel_matrix.toml is empty"),
         (["archs", "--arch", "80"], "80: no later than the PTX that they would be made from"),
         (["apply", "--source", "svn"], "'svn' is none of git, sdist, auto"),
