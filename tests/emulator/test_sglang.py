@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import flash_attn_2_cuda
@@ -93,15 +94,29 @@ def refusal(page: int = 16, options: dict[str, Any] | None = None, **other: Any)
         ({"model": {"v_head_dim": 16}}, f"one head dim, not {DIM} and 16"),
         ({"model": {"is_encoder_decoder": True}}, "encoder-decoder"),
         ({"model": {"is_local_attention_model": True}}, "chunks of a sequence"),
-        ({"options": {"speculative_eagle_topk": 4}}, "--speculative-eagle-topk 4"),
+        ({"model": {"swa_head_dim": 320, "swa_v_head_dim": 320}}, "multiples of 8 up to 256, not 320"),
+        ({"options": {"speculative_algorithm": "NGRAM"}}, "leave out --speculative-algorithm NGRAM"),
         ({"prefill_aware_swa": True}, "windows that know of the prefill"),
-        ({"token_to_kv_pool": SimpleNamespace(use_hnd=True)}, "unset SGLANG_USE_HND_KVCACHE"),
     ],
 )  # fmt: skip
 def test_what_the_kernels_do_not_serve_is_refused_as_the_engine_starts(
     asked: dict[str, Any], words: str
 ) -> None:
     assert words in refusal(**asked)
+
+
+def test_a_cache_in_another_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_USE_HND_KVCACHE", "1")
+    assert "unset SGLANG_USE_HND_KVCACHE" in refusal()
+
+
+def test_layers_that_see_ahead_in_part_are_refused() -> None:
+    from sglang.srt.layers.radix_attention import AttentionType
+
+    engine = serving_sglang.Engine(CONFIGS[0], requests(CONFIGS[0]), 16)
+    engine.layer.attn_type = AttentionType.DECODER_BIDIRECTIONAL
+    with pytest.raises(NotImplementedError, match="in both directions in part"):
+        engine.step([serving.Part(0, 0, 9)])
 
 
 def test_layers_that_ask_for_more_are_refused() -> None:
@@ -123,23 +138,39 @@ def test_sglang_s_lists_have_it_once() -> None:
         assert getattr(server_args, name).count(plugin.NAME) == 1
 
 
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": 64,
+    "max_position_embeddings": 4096,
+}
+
+
 @pytest.mark.parametrize(
     ("chosen", "given", "page"), [(plugin.NAME, None, 16), (plugin.NAME, 64, 64), ("fa3", None, 1)]
 )
-def test_pages_have_a_size_that_kernels_read(chosen: str, given: int | None, page: int) -> None:
+def test_arguments_keep_the_cache_of_prefixes_and_have_pages_that_kernels_read(
+    tmp_path: Path, chosen: str, given: int | None, page: int
+) -> None:
     """In a process of its own, as SGLang loads plugins: once, with its own classes patched."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    words = ["--model-path", str(tmp_path), "--attention-backend", chosen, "--enable-deterministic-inference"]
+    words += ["--device", "cuda", "--skip-tokenizer-init"] + [f"--page-size={given}"] * (given is not None)
     code = (
-        "from sglang.srt.plugins import load_plugins\n"
         "from flash_attn.serving import sglang as plugin\n"
+        "from sglang.srt.plugins import load_plugins\n"
         "plugin.register(); load_plugins()\n"
-        "from sglang.srt.server_args import ServerArgs\n"
-        "arguments = object.__new__(ServerArgs)\n"
-        f"arguments.__dict__.update(attention_backend={chosen!r}, page_size={given!r})\n"
-        "arguments._handle_page_size()\n"
-        "from sglang.srt.arg_groups.overrides import resolved_view\n"
-        "print(resolved_view(arguments).page_size)\n"
+        "from sglang.srt.server_args import prepare_server_args\n"
+        f"arguments = prepare_server_args({words!r})\n"
+        "print(arguments.attention_backend, arguments.page_size, arguments.disable_radix_cache)\n"
     )
-    assert child(code) == str(page)
+    assert child(code) == f"{chosen} {page} False"
 
 
 def child(code: str) -> str:
