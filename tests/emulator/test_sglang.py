@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import flash_attn_2_cuda
 import pytest
 import torch
 from conftest import DIM, built
@@ -29,9 +28,7 @@ CPU = torch.device("cpu")
 def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plugin.register()
     plugin.register()  # again, it does nothing
-    check = flash_attn_2_cuda.check_split_size
-    small = lambda split_size: serving.SPLIT_SIZE if split_size is None else check(split_size)  # noqa: E731
-    monkeypatch.setattr(flash_attn_2_cuda, "check_split_size", small)
+    serving.use_small_splits(monkeypatch)
     with serving_sglang.arguments():
         yield
 

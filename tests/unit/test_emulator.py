@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from scripts.base import layout
-from scripts.base.errors import SeriesError
-from scripts.lab import emulator
+from scripts.base.errors import SeriesError, ToolchainError
+from scripts.lab import emulator, serving_clients
 from scripts.series import model, tree
-from scripts.wheels import compiling, kernels
+from scripts.wheels import compiling, kernels, torch_environment
 from tests.unit.conftest import BASE, PIN, TWO, checkout_of, toolchain
 
 
@@ -29,7 +30,7 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
 
     monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
     monkeypatch.setattr(emulator, "interpreter", lambda *_: [])
-    monkeypatch.setattr(emulator, "_tools_for_tests", lambda *_: tmp_path)
+    monkeypatch.setattr(serving_clients, "site", lambda *_: tmp_path)
     monkeypatch.setattr(emulator, "run", lambda command, **_: Path(command[command.index("-o") + 1]).touch())
     monkeypatch.setattr(kernels, "binding_units", lambda *_: [])
     monkeypatch.setattr(kernels, "kernel_units", lambda *_: [])
@@ -43,3 +44,48 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
         0
     ]
     assert (site / "flash_attn/__init__.py").read_text() == committed
+
+
+def environment(tmp_path: Path, pip: str) -> torch_environment.Environment:
+    """Whose Python is a script that notes how it is called."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/calls\n{pip}\n", encoding="utf-8")
+    python.chmod(0o755)
+    return dataclasses.replace(toolchain(tmp_path, "").environment, python=python)
+
+
+INSTALL = 'while [ "$1" != --target ]; do shift; done; mkdir -p "$2"; touch "$2/module.py"'
+
+
+def test_packages_beside_the_emulator_are_installed_once_without_their_dependencies(tmp_path: Path) -> None:
+    env = environment(tmp_path, INSTALL)
+    places = [serving_clients.site(env, tmp_path / "beside", "engine", ["engine==1"]) for _ in range(2)]
+    assert places[0] == places[1]
+    assert (places[0] / "module.py").exists()
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 1
+    assert "--no-deps" in calls[0]
+    assert calls[0].endswith("engine==1")
+    assert serving_clients.site(env, tmp_path / "beside", "engine", ["engine==2"]) != places[0]
+
+
+def test_an_install_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    env = environment(tmp_path, INSTALL + "; exit 1")
+    with pytest.raises(ToolchainError, match="could not install engine's packages"):
+        serving_clients.site(env, tmp_path / "beside", "engine", ["engine==1"])
+    assert list((tmp_path / "beside").iterdir()) == []
+
+
+@pytest.mark.parametrize("client", serving_clients.NAMES)
+def test_a_client_s_packages_are_pinned_and_its_tests_are_there(client: str) -> None:
+    lines = (emulator.SUITE / f"{client}.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#") and "==" not in line] == []
+    assert [path for path in serving_clients.tests_of(client) if not Path(path).is_file()] == []
+
+
+def test_the_suite_leaves_out_what_needs_a_client() -> None:
+    ignored = {Path(word.partition("=")[2]) for word in serving_clients.tests_of(None)[1:]}
+    needing = {
+        path for path in emulator.SUITE.glob("test_*.py") if "pytest.importorskip(" in path.read_text()
+    }
+    assert ignored == needing

@@ -28,16 +28,21 @@ class Part:
     stop: int
 
 
+def use_small_splits(monkeypatch: Any) -> None:
+    """SPLIT_SIZE in place of FA2_SPLIT_SIZE, which is read once a process."""
+    check = flash_attn_2_cuda.check_split_size
+    small = lambda split_size: SPLIT_SIZE if split_size is None else check(split_size)  # noqa: E731
+    monkeypatch.setattr(flash_attn_2_cuda, "check_split_size", small)
+
+
 def chosen_backend(monkeypatch: Any) -> Any:
-    """The backend as vLLM resolves it once the plugin is loaded, with SPLIT_SIZE in place of FA2_SPLIT_SIZE, which is read once a process."""
+    """The backend as vLLM resolves it once the plugin is loaded, with small splits."""
     from flash_attn.serving import vllm as plugin
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     plugin.register()
-    check = flash_attn_2_cuda.check_split_size
-    small = lambda split_size: SPLIT_SIZE if split_size is None else check(split_size)  # noqa: E731
     chosen = AttentionBackendEnum["CUSTOM"].get_class()
-    monkeypatch.setattr(flash_attn_2_cuda, "check_split_size", small)
+    use_small_splits(monkeypatch)
     return chosen
 
 

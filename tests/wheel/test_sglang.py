@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import flash_attn_2_cuda
 import pytest
 import torch
 from harness import Config, Draw, Mismatch, Sequence, assert_same_bits, seed_of
@@ -29,9 +28,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("sglang", reason="SGLang is not installed")
     import serving
 
-    check = flash_attn_2_cuda.check_split_size
-    small = lambda split_size: serving.SPLIT_SIZE if split_size is None else check(split_size)  # noqa: E731
-    monkeypatch.setattr(flash_attn_2_cuda, "check_split_size", small)
+    serving.use_small_splits(monkeypatch)
     return serving
 
 
