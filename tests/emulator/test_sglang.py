@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DIM, built
-from harness import Config, Draw, Mismatch, Sequence
+from harness import Config, Mismatch, Sequence
 
 pytest.importorskip("sglang", reason="SGLang is not installed")
 
@@ -34,8 +34,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def requests(config: Config) -> list[Sequence]:
-    draw = Draw(7)
-    return [draw.sequence(config, length, length) for length in LENGTHS]
+    return serving.requests(config, LENGTHS, seed=7)
 
 
 CONFIGS = [

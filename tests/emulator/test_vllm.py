@@ -14,7 +14,7 @@ import flash_attn_2_cuda
 import pytest
 import torch
 from conftest import DIM, HALF, built
-from harness import Config, Draw, Mismatch, Sequence
+from harness import Config, Mismatch, Sequence
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -32,8 +32,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def requests(config: Config) -> list[Sequence]:
-    draw = Draw(7)
-    return [draw.sequence(config, length, length) for length in LENGTHS]
+    return serving.requests(config, LENGTHS, seed=7)
 
 
 CONFIGS = [

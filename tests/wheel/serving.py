@@ -11,12 +11,23 @@ from typing import Any
 import flash_attn_2_cuda
 import torch
 from flash_attn import deterministic_mode, flash_attn_func
-from harness import DTYPES, Config, Sequence, assert_same_bits
+from harness import DTYPES, Config, Draw, Sequence, assert_same_bits
 from torch import Tensor
 
 SPLIT_SIZE = (
     256  # where a test sets FA2_SPLIT_SIZE itself, small, so that short sequences have several chunks
 )
+
+# What both engines' cases on a GPU ask for: tokens of requests, and attention of decoders.
+LENGTHS = (2100, 70, 1300)
+DECODERS = [
+    Config(heads=8, heads_k=2, causal=True),
+    Config(heads=8, heads_k=1, causal=True, head_dim=128, dtype="bf16"),
+    Config(heads=8, heads_k=8, causal=True, head_dim=96, dtype="bf16", softcap=30.0),
+    Config(heads=8, heads_k=2, causal=True, dtype="bf16", window=(127, 0), sink="bf16"),
+    Config(heads=8, heads_k=2, causal=True, dtype="bf16", sink="bf16"),
+    Config(heads=4, heads_k=2, causal=True, head_dim=256, dtype="bf16"),
+]
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,12 @@ class Part:
     request: int
     start: int
     stop: int
+
+
+def requests(config: Config, lengths: Several[int], seed: int) -> list[Sequence]:
+    """Of so many tokens each, all of them their own keys."""
+    draw = Draw(seed)
+    return [draw.sequence(config, length, length) for length in lengths]
 
 
 def use_small_splits(monkeypatch: Any) -> None:

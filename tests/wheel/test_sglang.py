@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Config, Draw, Mismatch, Sequence, assert_same_bits, seed_of
+from harness import Config, Mismatch, Sequence, assert_same_bits, seed_of
+from serving import DECODERS, LENGTHS
+from serving import requests as drawn
 
 pytestmark = pytest.mark.gpu
 
-LENGTHS = (2100, 70, 1300)
-CONFIGS = [
-    Config(heads=8, heads_k=2, causal=True),
-    Config(heads=8, heads_k=1, causal=True, head_dim=128, dtype="bf16"),
-    Config(heads=8, heads_k=8, causal=True, head_dim=96, dtype="bf16", softcap=30.0),
-    Config(heads=8, heads_k=2, causal=True, dtype="bf16", window=(127, 0), sink="bf16"),
-    Config(heads=4, heads_k=2, causal=True, head_dim=256, dtype="bf16"),
-]
-configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
+configs = pytest.mark.parametrize("config", DECODERS, ids=str)
 
 
 @pytest.fixture
@@ -44,8 +38,7 @@ def sglang(serving: Any) -> Iterator[Any]:
 
 def requests(config: Config) -> list[Sequence]:
     config.need("fwd", "split")
-    draw = Draw(seed_of(config))
-    return [draw.sequence(config, length, length) for length in LENGTHS]
+    return drawn(config, LENGTHS, seed_of(config))
 
 
 @pytest.mark.parametrize("page", [16, 48, 256])
