@@ -338,11 +338,13 @@ def test_nan_in_a_bias_is_not_lost() -> None:
     assert out[0, [0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("processors", [1, 132])
 @pytest.mark.parametrize("kind", ["(B, 1, 1, S)", "(B, H, S, S)"])
-def test_tiles_that_a_mask_hides_are_not_computed(machine: Machine, kind: str) -> None:
+def test_tiles_that_a_mask_hides_are_not_computed(machine: Machine, kind: str, processors: int) -> None:
     """Half of the keys hidden in blocks: about half of the instructions forward; backward, hidden tiles are still loaded."""
     config = built(heads=2, heads_k=2)
-    config.need("split")
+    config.need("fwd", "split")
+    machine.set(processors=processors)
     q, k, v = (t.requires_grad_() for t in draw_inputs(3, config, 1, 256, 2048))
     keys = (torch.arange(2048) // 512 % 2).bool()
     size = (1, 2, 256, 2048) if "H" in kind else (1, 1, 1, 2048)
@@ -398,7 +400,7 @@ def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(
     st.lists(st.sampled_from(["seen", "hidden", "in part"]), min_size=1, max_size=9),
     st.integers(-127, 0),
     st.integers(1, 300),
-    st.sampled_from(["mask", "bias", "both"]),
+    st.sampled_from(["mask", "bias", "both", "own mask", "own mask and bias"]),
     st.booleans(),
     st.sampled_from(
         [0, 256, 2048] if DIM <= 64 else [256, 2048]
@@ -408,7 +410,7 @@ def test_taller_thread_blocks_take_fewer_instructions_to_the_same_bits(
 def test_simple_calls_have_the_bits_of_others(
     tiles: list[str], short: int, len_q: int, kind: str, causal: bool, split_size: int, seed: int
 ) -> None:
-    """A mask that all queries share, and a bias whose rows lie in pieces of sixteen bytes: kernels that ask for little, and those for all calls."""
+    """A mask that all queries share, and a mask or bias whose rows lie in pieces of sixteen bytes: kernels that ask for little, and those for all calls."""
     config = built(heads=2, heads_k=1, causal=causal)
     config.need("fwd", "split")
     MACHINE.set(processors=1)  # so that upstream does not split keys where the mode is off
@@ -421,7 +423,12 @@ def test_simple_calls_have_the_bits_of_others(
             [{"seen": 1.0, "hidden": 0.0, "in part": 0.5}[tile] for tile in tiles]
         ).repeat_interleave(128)[:len_k]
         own["attn_mask"] = torch.rand(2, 1, 1, len_k, generator=generator) < share
-    if kind != "mask":
+        if "own" in kind:
+            wide = torch.zeros(2, 2, len_q, len_k + -len_k % 16, dtype=torch.bool)
+            rows = torch.rand(2, 2, len_q, 1, generator=generator)
+            seen = torch.rand(2, 2, len_q, len_k, generator=generator) < share
+            own["attn_mask"] = wide[..., :len_k].copy_(seen & (rows < 0.9))
+    if "bias" in kind or kind == "both":
         bias = torch.randn(1, 2, len_q, len_k + -len_k % 8, generator=generator).to(HALF)
         bias[torch.rand(bias.shape, generator=generator) < 0.02] = -math.inf
         own["attn_bias"] = bias[..., :len_k]
@@ -443,19 +450,22 @@ def test_simple_calls_have_the_bits_of_others(
 def test_a_mask_that_all_queries_share_has_the_bits_of_one_written_out(
     tiles: list[bool], short: int, options: dict[str, Any], mode: bool
 ) -> None:
-    """Kernels look ahead in the one, and agree on each tile of the other at a barrier."""
+    """Kernels look ahead in the one, and agree on each tile of the other at a barrier. Backward, simple masks have kernels of their own."""
     config = built(heads=1, heads_k=1)
     config.need("split")
     len_k = len(tiles) * 128 + short
-    q, k, v = draw_inputs(3, config, 2, 70, len_k)
+    inputs = [t.requires_grad_() for t in draw_inputs(3, config, 2, 70, len_k)]
     shared = torch.tensor(tiles).repeat_interleave(128)[:len_k].expand(2, 1, 1, len_k).clone()
     shared[0] &= torch.rand(len_k, generator=torch.Generator().manual_seed(1)) < 0.5
-    results = []
+    results, gradients = [], []
     with deterministic_mode(mode, 256):
         for mask in (shared, shared.expand(2, 1, 70, len_k).contiguous()):
-            out, lse, _ = flash_attn_func(q, k, v, attn_mask=mask, return_attn_probs=True, **options)
+            out, lse, _ = flash_attn_func(*inputs, attn_mask=mask, return_attn_probs=True, **options)
             results.append(Rows(out.flatten(0, 1), lse.transpose(0, 1).flatten(1)))
+            gradients.append(torch.autograd.grad(out, inputs, torch.ones_like(out)) if WITH_BACKWARD else ())
     results[0].assert_same(results[1], "shared and written out")
+    for name, left, right in zip(("dq", "dk", "dv"), *gradients, strict=False):
+        assert_same_bits(left, right, f"{name}, shared and written out")
     if not any(tiles):
         assert (out == 0).all()
 

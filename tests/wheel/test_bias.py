@@ -5,6 +5,7 @@ The rows' contract with both is in test_contract.py and test_gradients.py.
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import replace
 from typing import Any
@@ -136,6 +137,7 @@ def test_views_take_no_memory(mode: bool) -> None:
     bias = torch.randn(1, 16, 2048, 1, device=DEVICE).half().expand(4, 16, 2048, 2048)
 
     def taken(**own: Any) -> tuple[int, int]:
+        gc.collect()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -165,6 +167,7 @@ def test_the_gradient_of_a_bias_takes_its_own_memory(shape: tuple[int, ...]) -> 
 
     def peak(*leaves: Tensor) -> int:
         out = flash_attn_func(q, k, v, attn_bias=bias if leaves[-1] is bias else bias.detach())
+        gc.collect()  # so that what other cases left is not freed meanwhile
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -245,11 +248,15 @@ def test_small_simple_calls_for_compute_sanitizer(head_dim: int, mode: bool) -> 
     q, k, v = (t.requires_grad_() for t in draw_inputs(2, config, 1, 200, 304))
     bias = torch.randn(1, 2, 200, 304, device=DEVICE).half().requires_grad_()
     seen = (torch.arange(304, device=DEVICE) % 3 > 0)[None, None, None]
+    own = torch.rand(1, 2, 200, 304, device=DEVICE) < 0.7
+    own[..., 128:256] = False
     with route("in the standard kernel"), deterministic_mode(mode, 128):
         out = flash_attn_func(q, k, v, attn_bias=bias)
         gradients = torch.autograd.grad(out, (q, k, v, bias), torch.ones_like(out))
         masked = flash_attn_func(q, k, v, attn_bias=bias.detach(), attn_mask=seen)
-    assert all(t.isfinite().all() for t in (out, masked, *gradients))
+        gradients += torch.autograd.grad(masked, (q, k, v), torch.ones_like(out))
+        by_rows = flash_attn_func(q, k, v, attn_mask=own)
+    assert all(t.isfinite().all() for t in (out, masked, by_rows, *gradients))
 
 
 def test_a_query_without_keys_has_zeros_and_finite_gradients() -> None:
@@ -316,9 +323,12 @@ def test_no_number_but_infinity_hides(
     ids=str,
 )
 @pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("own_mask", [False, True])
 @pytest.mark.parametrize("split_size", [0, 512, 2048])
-def test_simple_calls_have_the_bits_of_others(config: Config, with_bias: bool, split_size: int) -> None:
-    """A mask that all queries share, and a bias whose rows lie in pieces of sixteen bytes: kernels that ask for little, and those for all calls."""
+def test_simple_calls_have_the_bits_of_others(
+    config: Config, with_bias: bool, own_mask: bool, split_size: int
+) -> None:
+    """A mask that all queries share, and a mask or bias whose rows lie in pieces of sixteen bytes: kernels that ask for little, and those for all calls."""
     config.need("fwd", "split")
     if not split_size and config.head_dim > 64:
         pytest.skip("with the mode off, kernels take the softmax in other steps above head dim 64")
@@ -329,6 +339,9 @@ def test_simple_calls_have_the_bits_of_others(config: Config, with_bias: bool, s
         torch.arange(len_k, device=DEVICE) // 128 % 5
     ]
     own: dict[str, Any] = {"attn_mask": torch.rand(batch, 1, 1, len_k, device=DEVICE) < share}
+    if own_mask:
+        wide = torch.zeros(batch, 1, len_q, len_k + -len_k % 16, dtype=torch.bool, device=DEVICE)
+        own["attn_mask"] = wide[..., :len_k].copy_(torch.rand(batch, 1, len_q, len_k, device=DEVICE) < share)
     if with_bias:
         bias = torch.randn(1, 4, len_q, len_k + -len_k % 8, device=DEVICE).to(q.dtype)
         own["attn_bias"] = bias.masked_fill_(torch.rand(bias.shape, device=DEVICE) < 0.01, -math.inf)[
