@@ -1,4 +1,4 @@
-"""How far the batch moves a model's logits: one prompt alone and among strangers, with the mode off and on.
+"""How far the batch moves a model's logits: a prompt alone and among strangers, with the mode off and on.
 
     python batches.py --json batches.json             # on a GPU
     python batches.py --from batches.json --picture batches.svg
@@ -35,13 +35,19 @@ def measured(length: int) -> dict:
         if isinstance(layer, torch.nn.Linear):
             one = layer.forward
             layer.forward = lambda x, one=one: torch.cat([one(sequence[None]) for sequence in x])
-    tokens = torch.randint(4096, (max(BATCHES), length), device="cuda")
+    tokens = torch.randint(4096, (max(BATCHES), length + 1), device="cuda")
+
+    def logits(batch: int) -> torch.Tensor:
+        """Of the first prompt's second next token in a batch: prompts are read, then a token of each."""
+        read = model(tokens[:batch, :-1], use_cache=True, logits_to_keep=1)
+        return model(tokens[:batch, -1:], past_key_values=read.past_key_values).logits[0, -1].float()
+
     found = {"gpu": torch.cuda.get_device_name(), "length": length, "rows": []}
     for enabled in (False, True):
         with torch.no_grad(), deterministic_mode(enabled):
-            alone = model(tokens[:1]).logits.float()
+            alone = logits(1)
             for batch in BATCHES:
-                moved = (model(tokens[:batch]).logits[:1].float() - alone).abs()
+                moved = (logits(batch) - alone).abs()
                 found["rows"].append(
                     {
                         "mode": "on" if enabled else "off",
@@ -73,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--length", type=int, default=1024, help="tokens of each prompt")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of each prompt")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--from", dest="given", type=Path, help="figures that were written before")
     parser.add_argument("--picture", type=Path, help="draw them here")

@@ -1,20 +1,24 @@
-"""Measure tokens per second of decode in vLLM: flash_attn's backend beside vLLM's own, free and invariant.
+"""Measure decode in vLLM: flash_attn's backend beside vLLM's own, free and invariant.
 
     python bench_vllm.py --output bench_vllm.json
 
 Needs a GPU, vLLM and the wheel; no network. Keys and values of the context are made up by vLLM's
-DecodeBenchConnector, each sequence's own, so no prompt is computed. Each engine has a process; the median of
-several rounds counts. A cell whose keys do not fit the GPU is left out, and says so.
+DecodeBenchConnector, each sequence's own, so no prompt is computed. Each engine has a process. Tokens per second are
+the median of several rounds. Two layers leave most of a step to the host, whose time varies by more than backends
+differ; so what the GPU is busy in a step is told as well, of attention and in all. A cell whose keys do not fit the
+GPU is left out, and says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,8 @@ ENGINES = {
     "vLLM invariant": ("FLASH_ATTN", True),
 }
 CONTEXTS, SEQUENCES = (4096, 32768, 131072), (1, 8, 64)
-WARM, STEPS = 12, 48
+WARM, STEPS, PROFILED = 12, 48, 10
+ATTENTION = ("flash_fwd", "fork_combine", "FlashAttnFwd", "prepare_varlen")  # in the names of its kernels
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +70,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
                 rounds = [decode(llm, context, sequences) for _ in range(job["rounds"])]
                 cell["ms"] = [1000 * t for t in rounds]
                 cell["tokens_per_second"] = sequences / statistics.median(rounds)
+                cell |= {} if job["cpu"] else busy(llm, context, sequences)
             cells.append(cell)
             print(cell, flush=True)
     return {"cells": cells, "machine": serving_engine.machine(), "room": room}
@@ -73,8 +79,9 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 _asked = 0  # requests so far
 
 
-def decode(llm: Any, context: int, sequences: int) -> float:
-    """Seconds in which each sequence gets a token."""
+@contextlib.contextmanager
+def decoding(llm: Any, context: int, sequences: int) -> Iterator[Callable[[], int]]:
+    """Sequences past their first tokens; each call is a step, and tells how many tokens there are."""
     from vllm import SamplingParams
 
     global _asked  # noqa: PLW0603 - names of requests
@@ -88,19 +95,46 @@ def decode(llm: Any, context: int, sequences: int) -> float:
         engine.add_request(names[-1], {"prompt_token_ids": [3 + _asked % 60] + [7] * (context - 1)}, how)
     have: dict[str, int] = {}
 
-    def step() -> None:
+    def step() -> int:
         have.update({output.request_id: len(output.outputs[0].token_ids) for output in engine.step()})
+        return sum(have.values())
 
     while len(have) < sequences or min(have.values()) < WARM:
         step()
-    before, began = sum(have.values()), time.perf_counter()
-    while sum(have.values()) < before + STEPS * sequences:
-        step()
-    took, made = time.perf_counter() - began, sum(have.values()) - before
+    yield step
     engine.abort_request(names)
     while engine.has_unfinished_requests():
         engine.step()
-    return took * sequences / made
+
+
+def decode(llm: Any, context: int, sequences: int) -> float:
+    """Seconds in which each sequence gets a token."""
+    with decoding(llm, context, sequences) as step:
+        before, began = step(), time.perf_counter()
+        while (made := step()) < before + STEPS * sequences:
+            pass
+        return (time.perf_counter() - began) * sequences / (made - before)
+
+
+def busy(llm: Any, context: int, sequences: int) -> dict[str, float]:
+    """Milliseconds of a step in which the GPU works: in kernels of attention, and in all."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with decoding(llm, context, sequences) as step:
+        step()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(PROFILED):
+                step()
+            torch.cuda.synchronize()
+    took = {"attention_ms": 0.0, "gpu_ms": 0.0}
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            took["gpu_ms"] += event.device_time_total / PROFILED / 1000
+            if any(word in event.name for word in ATTENTION):
+                took["attention_ms"] += event.device_time_total / PROFILED / 1000
+    return took
 
 
 def main() -> int:
@@ -132,13 +166,16 @@ def main() -> int:
                 print(f"{name} failed:\n{results[name]['error'][-3000:]}", flush=True)
             options.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
     names = [name for name in results if "cells" in results[name]]
-    print(f"{'context':>8} {'sequences':>9} " + " ".join(f"{name:>26}" for name in names))
-    for n, (context, count) in enumerate((c, s) for c in contexts for s in sequences):
-        rates = [results[name]["cells"][n].get("tokens_per_second") for name in names]
-        print(
-            f"{context:8} {count:9} "
-            + " ".join(f"{rate:26.1f}" if rate else f"{'left out':>26}" for rate in rates)
-        )
+    for title, figure in (
+        ("tokens per second", "tokens_per_second"),
+        ("milliseconds of a step that the GPU is busy", "gpu_ms"),
+        ("milliseconds of a step in attention's kernels", "attention_ms"),
+    ):
+        print(f"{title}\n{'context':>8} {'sequences':>9} " + " ".join(f"{name:>26}" for name in names))
+        for n, (context, count) in enumerate((c, s) for c in contexts for s in sequences):
+            found = [results[name]["cells"][n].get(figure) for name in names]
+            told = (f"{value:26.3f}" if value else f"{'-':>26}" for value in found)
+            print(f"{context:8} {count:9} " + " ".join(told))
     return 0 if len(names) == len(results) else 1
 
 
