@@ -239,24 +239,48 @@ def test_small_shapes_for_compute_sanitizer(shape: str) -> None:
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize(("mode", "split_size"), [(False, 2048), (True, 128), (True, 2048)])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_small_simple_calls_for_compute_sanitizer(head_dim: int, mode: bool) -> None:
-    """In the kernels that ask for little, a chunk folded in between, and the gradient of the bias."""
+def test_small_simple_calls_for_compute_sanitizer(head_dim: int, mode: bool, split_size: int) -> None:
+    """In the kernels that ask for little: chunks folded in between, or shared memory for four tiles of a mask; and the gradient of the bias."""
     config = Config(heads=2, heads_k=1, head_dim=head_dim)
     config.need("fwd", "split", "bwd")
-    q, k, v = (t.requires_grad_() for t in draw_inputs(2, config, 1, 200, 304))
+    batch = 1 if mode else 32  # so many that upstream splits no keys
+    q, k, v = (t.requires_grad_() for t in draw_inputs(2, config, batch, 200, 304))
     bias = torch.randn(1, 2, 200, 304, device=DEVICE).half().requires_grad_()
     seen = (torch.arange(304, device=DEVICE) % 3 > 0)[None, None, None]
     own = torch.rand(1, 2, 200, 304, device=DEVICE) < 0.7
     own[..., 128:256] = False
-    with route("in the standard kernel"), deterministic_mode(mode, 128):
+    with route("in the standard kernel"), deterministic_mode(mode, split_size):
         out = flash_attn_func(q, k, v, attn_bias=bias)
         gradients = torch.autograd.grad(out, (q, k, v, bias), torch.ones_like(out))
         masked = flash_attn_func(q, k, v, attn_bias=bias.detach(), attn_mask=seen)
         gradients += torch.autograd.grad(masked, (q, k, v), torch.ones_like(out))
         by_rows = flash_attn_func(q, k, v, attn_mask=own)
     assert all(t.isfinite().all() for t in (out, masked, by_rows, *gradients))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gradients_under_a_shared_mask_have_the_bits_of_one_written_out(
+    head_dim: int, causal: bool, with_bias: bool
+) -> None:
+    """Kernels that ask for little, and those for all calls: with whole blocks of keys hidden, and keys in others."""
+    config = Config(heads=4, heads_k=2, head_dim=head_dim, causal=causal)
+    config.need("split", "bwd")
+    inputs = [t.requires_grad_() for t in draw_inputs(3, config, 2, 300, 1000)]
+    keys = torch.rand(2, 1, 1, 1000, device=DEVICE) < 0.7
+    keys[0, ..., 128:384] = False
+    keys[1, ..., 640:] = False
+    own = {"attn_bias": torch.randn(1, 4, 300, 1000, device=DEVICE).half()} if with_bias else {}
+    found = []
+    for mask in (keys, keys.expand(2, 4, 300, 1000).contiguous()):
+        with deterministic_mode(split_size=512):
+            out = flash_attn_func(*inputs, causal=causal, attn_mask=mask, **own)
+            found.append((out, *torch.autograd.grad(out, inputs, torch.ones_like(out))))
+    for name, left, right in zip(("out", "dq", "dk", "dv"), *found, strict=True):
+        assert_same_bits(left, right, f"{name}, shared and written out")
 
 
 def test_a_query_without_keys_has_zeros_and_finite_gradients() -> None:
@@ -332,6 +356,10 @@ def test_simple_calls_have_the_bits_of_others(
     config.need("fwd", "split")
     if not split_size and config.head_dim > 64:
         pytest.skip("with the mode off, kernels take the softmax in other steps above head dim 64")
+    if split_size == 512 and config.head_dim > 64 and (own_mask or with_bias):
+        pytest.skip(
+            "chunks leave no shared memory for a bias or each query's own mask: there is one kernel alone"
+        )
     torch.manual_seed(split_size)
     batch, len_q, len_k = 64, 300, 1777  # fills a GPU, so that upstream splits no keys where the mode is off
     q, k, v = draw_inputs(3, config, batch, len_q, len_k)
