@@ -20,6 +20,10 @@ def measured(length: int) -> dict:
     from flash_attn import deterministic_mode
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "batches.py: measuring needs a GPU; --from FILE takes figures that were written before"
+        )
     torch.manual_seed(0)
     shape = {
         "hidden_size": 512,
@@ -74,7 +78,10 @@ def draw(found: dict, path: Path) -> None:
     axes.set_title(f"A prompt of {found['length']} tokens beside strangers, {found['gpu']}")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-    picture.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    part = path.with_name(f".{path.name}")
+    kind = path.suffix.removeprefix(".") or "svg"
+    picture.savefig(part, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    part.replace(path)
 
 
 def main() -> None:
@@ -86,19 +93,27 @@ def main() -> None:
     parser.add_argument("--from", dest="given", type=Path, help="figures that were written before")
     parser.add_argument("--picture", type=Path, help="draw them here")
     options = parser.parse_args()
-    found = (
-        json.loads(options.given.read_text(encoding="utf-8")) if options.given else measured(options.length)
-    )
+    try:
+        found = json.loads(options.given.read_text("utf-8")) if options.given else measured(options.length)
+    except (OSError, ValueError) as error:
+        parser.error(f"--from {options.given}: {error}")
     for row in found["rows"]:
         print(
             f"mode {row['mode']:3}  batch {row['batch']:2}  largest change {row['largest']:.4f}  "
             f"{100 * row['share']:.1f} % of the logits changed"
         )
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        part = options.json.with_name(f".{options.json.name}")
+        part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        part.replace(options.json)
     if options.picture:
         draw(found, options.picture)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("batches.py: stopped; nothing was written") from None
+    except ImportError as error:
+        raise SystemExit(f"batches.py: {error}") from None

@@ -25,7 +25,10 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="a name at Hugging Face, or a folder")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     options = parser.parse_args()
-    from vllm import LLM, SamplingParams
+    try:
+        from vllm import LLM, SamplingParams
+    except ImportError as error:
+        parser.error(f"{error} (pip install vllm==0.26.0)")
 
     llm = LLM(options.model, attention_backend="CUSTOM")
     how = SamplingParams(temperature=0.0, max_tokens=options.tokens, logprobs=1)
