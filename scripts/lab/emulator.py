@@ -236,12 +236,15 @@ def emulate_cpp(loaded: Matrix, options: Emulation) -> None:
     console.done("Nothing failed under emulation. That is no proof of a library: its tests on a GPU are.")
 
 
-def _environment(tools: toolchain.Toolchain, folders: Sequence[Path], options: Emulation) -> dict[str, str]:
+def _environment(
+    tools: toolchain.Toolchain, root: Path, folders: Sequence[Path], options: Emulation
+) -> dict[str, str]:
     """For the suite's processes: where Python finds what they import, and what the emulator emulates."""
     python, libraries = [*folders, layout.ROOT / "tests/wheel"], []
     if options.client is not None:
-        packages, driver = serving_clients.beside(options.client, tools, layout.BUILD / "emulator")
-        python.append(packages)
+        own = layout.BUILD / "emulator"
+        packages, driver = serving_clients.beside(options.client, tools, own)
+        python += [packages, serving_clients.announced(root, own)]
         libraries.append(str(driver))
     libraries += [path for path in [os.environ.get("LD_LIBRARY_PATH", "")] if path]
     return {
@@ -272,7 +275,7 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
-    env = {**_environment(tools, folders, options), "FORK_UPSTREAM_TESTS": str(own)}
+    env = {**_environment(tools, applied.root, folders, options), "FORK_UPSTREAM_TESTS": str(own)}
     command = [
         str(tools.environment.python),
         "-m",

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console, layout, pip
 from scripts.base.errors import CompileError, ToolchainError
 from scripts.base.process import run
+from scripts.wheels import metadata
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from scripts.wheels.toolchain import Toolchain
     from scripts.wheels.torch_environment import Environment
 
@@ -45,6 +45,28 @@ def site(env: Environment, folder: Path, name: str, requirements: list[str]) -> 
             command = pip.installing(env.python, "--no-deps", "--target", target, *requirements)
             run(command, error=ToolchainError, what=f"could not install {name}'s packages", hint=pip.HINT)
             shutil.move(target, place)
+    return place
+
+
+def announced(root: Path, folder: Path) -> Path:
+    """A folder by which clients find the plugins of a work tree's ``flash_attn``: what pip writes of a wheel.
+
+    Args:
+        root: of the work tree.
+        folder: of all such folders.
+    """
+    points = metadata.entry_points(root)
+    place = folder / f"plugins-{hashlib.sha256(points.encode()).hexdigest()[:8]}"
+    if not place.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            unfinished = Path(temporary) / "plugins"
+            info = unfinished / "flash_attn-0.dist-info"
+            info.mkdir(parents=True)
+            head = "Metadata-Version: 2.1\nName: flash_attn\nVersion: 0\n"
+            (info / "METADATA").write_text(head, encoding="utf-8")
+            (info / "entry_points.txt").write_text(points, encoding="utf-8")
+            unfinished.rename(place)
     return place
 
 

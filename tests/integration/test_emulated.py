@@ -54,9 +54,20 @@ def test_the_cpp_api_s_own_tests_pass_under_emulation() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="SGLang has no wheel for this Python")
-def test_an_engine_s_own_classes_call_the_kernels() -> None:
-    done = emulate("--client", "sglang", "--pytest=-ra")
+@pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param(
+            "sglang",
+            marks=pytest.mark.skipif(
+                sys.version_info >= (3, 13), reason="SGLang has no wheel for this Python"
+            ),
+        ),
+        "vllm",
+    ],
+)
+def test_an_engine_s_own_classes_call_the_kernels(client: str) -> None:
+    done = emulate("--client", client, "--pytest=-ra")
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert "skipped" not in done.stdout, "a case was left out"
 

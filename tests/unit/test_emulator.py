@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,21 @@ def test_the_suite_leaves_out_what_needs_a_client() -> None:
         path for path in emulator.SUITE.glob("test_*.py") if "pytest.importorskip(" in path.read_text()
     }
     assert ignored == needing
+
+
+def test_clients_find_the_plugins_that_the_tree_has(tmp_path: Path) -> None:
+    serving = tmp_path / "source/flash_attn/serving"
+    serving.mkdir(parents=True)
+    (serving / "vllm.py").touch()
+    place = serving_clients.announced(tmp_path / "source", tmp_path / "emulator")
+    assert place == serving_clients.announced(tmp_path / "source", tmp_path / "emulator")  # kept
+    (found,) = distributions(path=[str(place)])
+    assert found.metadata["Name"] == "flash_attn"
+    assert [(point.group, point.value) for point in found.entry_points] == [
+        ("vllm.general_plugins", "flash_attn.serving.vllm:register")
+    ]
+    (serving / "sglang.py").touch()
+    (other,) = distributions(
+        path=[str(serving_clients.announced(tmp_path / "source", tmp_path / "emulator"))]
+    )
+    assert {point.group for point in other.entry_points} == {"vllm.general_plugins", "sglang.srt.plugins"}
