@@ -115,8 +115,30 @@ def worst(values: Sequence[float]) -> float | None:
     return max(values, default=None)
 
 
+_MAIN = (64, 128)  # head dims that the goals of most figures are of
+
+
+def _goals_of_others(rows: Sequence[Row]) -> list[Goal]:
+    """Those of other head dims, where they were measured."""
+    others = [row for row in rows if row.head_dim not in _MAIN]
+    if not others:
+        return []
+    dims = ", ".join(map(str, sorted({row.head_dim for row in others})))
+    return [
+        Goal(f"head dims {dims}, {group}{beside}: the worst", worst(_ratios(others, group, "on")), goal, "×")
+        for group, beside, goal in (
+            ("prefill", ", default split_size", 1.05),
+            ("backward", ", against stock's deterministic=True", 1.0),
+        )
+    ]
+
+
 def goals(rows: Sequence[Row]) -> list[Goal]:
     """The figures that deterministic mode is held to, against stock of the same pin."""
+    return [*_goals_of_main([row for row in rows if row.head_dim in _MAIN]), *_goals_of_others(rows)]
+
+
+def _goals_of_main(rows: Sequence[Row]) -> list[Goal]:
     prefill, decode, backward = (_ratios(rows, group, "on") for group in ("prefill", "decode", "backward"))
     one_chunk = _ratios(rows, "prefill", "on 2048", only=lambda row: row.len_k <= 2048)
     chunked = _ratios(rows, "chunked", "on", ("stock", "stock, one split"))

@@ -125,6 +125,20 @@ def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     }
 
 
+def test_other_head_dims_have_goals_of_their_own_where_they_were_measured() -> None:
+    other = [
+        row(group, variant, ms, head_dim=256)
+        for group in ("prefill", "backward")
+        for variant, ms in (("stock", 1.0), ("on", 1.2 if group == "prefill" else 0.6))
+    ]
+    found = goals([*rows(), *other])
+    assert [(goal.what, goal.value, goal.met) for goal in found[len(goals(rows())) :]] == [
+        ("head dims 256, prefill, default split_size: the worst", 1.2, False),
+        ("head dims 256, backward, against stock's deterministic=True: the worst", 0.6, True),
+    ]
+    assert found[: len(goals(rows()))] == goals(rows())
+
+
 def figures(path: Path, found: list[dict[str, Any]]) -> Path:
     path.write_text(json.dumps({"gpu": "a GPU", "torch": "2.11.0", "rows": found}), encoding="utf-8")
     return path
