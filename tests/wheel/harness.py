@@ -96,6 +96,12 @@ class Config:
             pytest.skip(f"this wheel has no {', '.join(missing)}")
 
 
+def of_other_head_dims(**options: Any) -> list[Config]:
+    """Cases of head dims besides 64 and 128, in both dtypes, full and causal by turns; 40, 72 and 160 have padding."""
+    pairs = [(d, t) for d in (32, 40, 72, 96, 160, 192, 256) for t in ("fp16", "bf16")]
+    return [Config(head_dim=d, dtype=t, causal=n % 4 in (1, 2), **options) for n, (d, t) in enumerate(pairs)]
+
+
 @dataclass(frozen=True)
 class Sequence:
     """One sequence: ``q`` (Lq, H, D), ``k`` and ``v`` (Lk, H_k, D), ``mask`` and ``bias`` (H, Lq, Lk) where it has them."""

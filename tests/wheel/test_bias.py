@@ -14,7 +14,7 @@ import flash_attn_2_cuda
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func
-from harness import DEVICE, DTYPES, Config, assert_same_bits, route, seed_of
+from harness import DEVICE, DTYPES, Config, assert_same_bits, of_other_head_dims, route, seed_of
 from masks import (
     assert_close,
     assert_that_a_mask_is_read_alike_wherever_it_lies,
@@ -90,6 +90,18 @@ def test_shapes_and_edges(config: Config, shape: str, len_k: int) -> None:
     values = torch.randn(sizes(shape, config, 2, 100, len_k), device=DEVICE)
     dtype = torch.float32 if offset % 2 else DTYPES[config.dtype]
     check(config, inputs, mask, strided(values.to(dtype), offset, (0, 1, 2, 3), 1))
+
+
+@pytest.mark.parametrize("config", of_other_head_dims(heads=4, heads_k=2), ids=str)
+@pytest.mark.parametrize("shape", ["bhqk", "1kqk", "11qk"])
+@pytest.mark.parametrize(("len_q", "len_k"), [(1, 900), (100, 257), (300, 1300)])
+def test_other_head_dims(config: Config, shape: str, len_q: int, len_k: int) -> None:
+    config.need("split", "bwd")
+    torch.manual_seed(seed_of(config, shape, len_q))
+    inputs = draw_inputs(len_q, config, 2, len_q, len_k)
+    mask = torch.rand(sizes(shape, config, 2, len_q, len_k), device=DEVICE) < 0.7
+    bias = torch.randn(sizes(shape, config, 2, len_q, len_k), device=DEVICE).to(DTYPES[config.dtype])
+    check(config, inputs, mask, bias)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 3, 2), (3, 2, 1, 0), (2, 0, 3, 1)], ids=str)

@@ -32,6 +32,7 @@ from harness import (
     cache,
     dense,
     in_pages,
+    of_other_head_dims,
     paged,
     reference,
     route,
@@ -70,7 +71,7 @@ FEATURES = [
     Config(sink="bf16", head_dim=128, dtype="bf16", window=(200, 0)),
     Config(sink="fp16", mask=True, bias="fp16", heads=4, heads_k=2),
 ]
-EVERY = CONFIGS + FEATURES
+EVERY = list(dict.fromkeys([*CONFIGS, *FEATURES, *of_other_head_dims()]))
 configs = pytest.mark.parametrize("config", EVERY, ids=str)
 EDGE_LENGTHS = [1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640, 1023, 1025, 1100, 4097]
 

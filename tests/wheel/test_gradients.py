@@ -18,7 +18,7 @@ from gradients import (
     upstream_of,
     varlen,
 )
-from harness import Config, Draw, seed_of
+from harness import Config, Draw, of_other_head_dims, seed_of
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +40,7 @@ CONFIGS = [
     Config(sink="bf16", head_dim=128, dtype="bf16", window=(200, 0)),
     Config(sink="fp16", mask=True, bias="fp16", heads=4, heads_k=2),
 ]
-configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
+configs = pytest.mark.parametrize("config", list(dict.fromkeys([*CONFIGS, *of_other_head_dims()])), ids=str)
 
 
 @configs

@@ -17,6 +17,7 @@ from harness import (
     assert_same_bits,
     cache,
     dense,
+    of_other_head_dims,
     paged,
     reference,
     route,
@@ -34,7 +35,8 @@ CONFIGS = [
     Config(sink="fp32", head_dim=40, heads=4, heads_k=2, softcap=15.0),
     Config(sink="fp32", head_dim=72, dtype="bf16", heads=4, heads_k=2, alibi=True),
 ]
-configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
+OTHERS = of_other_head_dims(sink="fp32", heads=4, heads_k=2)
+configs = pytest.mark.parametrize("config", [*CONFIGS, *OTHERS], ids=str)
 modes = pytest.mark.parametrize("mode", [False, True], ids=["off", "on"])
 
 
