@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from dataclasses import replace
@@ -57,9 +56,10 @@ def measure(loaded: matrix.Matrix, job: choice.Job, options: build.BuildOptions,
     environments = layout.BUILD / "env"
     with tempfile.TemporaryDirectory(dir=environments, prefix="bench-") as folder:
         python = verify.installed(facts, Path(folder) / "venv", layout.BUILD / "logs")
-        shutil.copy(SUITE / "bench.py", folder)
         console.step("Measuring")
-        command = [python, "bench.py", "--stock", stock.resolve(), "--json", result.resolve()]
+        dims = sorted({kernel.head_dim for kernel in job.kernels})
+        command = [python, SUITE / "bench.py", "--stock", stock.resolve(), "--json", result.resolve()]
+        command += ["--head-dim", *dims]
         status = subprocess.run(
             [str(c) for c in command], cwd=folder, env={**os.environ, "PYTHONPATH": ""}, check=False
         ).returncode

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _SUITE = layout.ROOT / "tests/emulator"
 NAMES = tuple(path.stem for path in sorted(_SUITE.glob("*.txt")))
-_TESTS = ("test_sglang.py", "test_vllm.py")
 # Of CUDA's driver, which their libraries are linked with, what is looked for as they load: it finds no GPU.
 _DRIVER = 'extern "C" int cuPointerGetAttribute() { return 100; }\n'
 
@@ -28,7 +27,7 @@ def tests_of(client: str | None) -> list[str]:
     """The suite as words for pytest: a client's tests alone; or, for None, those that need no client."""
     if client is not None:
         return [str(_SUITE / f"test_{client}.py")]
-    return [str(_SUITE), *(f"--ignore={_SUITE / name}" for name in _TESTS)]
+    return [str(_SUITE), *(f"--ignore={_SUITE / f'test_{name}.py'}" for name in NAMES)]
 
 
 def site(env: Environment, folder: Path, name: str, requirements: list[str]) -> Path:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from scripts import __main__
 from scripts.base import layout
 from scripts.base.errors import NotVerified, UsageError
 from scripts.lab import kernel_figures, kernel_picture, kernel_speed
+from scripts.source import kernel_set, matrix
+from scripts.source.upstream import Source
+from scripts.wheels import build, choice, verify
 
 
 def row(
@@ -204,3 +208,34 @@ def test_without_a_gpu_nothing_is_built_and_the_way_is_told(monkeypatch: pytest.
     monkeypatch.setattr(kernel_speed, "measure", lambda *_: pytest.fail("began to build"))
     with pytest.raises(NotVerified, match="no CUDA device here"):
         __main__.main_inner(["bench"])
+
+
+def test_the_benchmark_finds_its_own_modules_and_measures_the_head_dims_of_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Builds and environments are stand-ins, and so is what bench.py does there: it tells how it was called."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n', encoding="utf-8")
+    python.chmod(0o755)
+    (tmp_path / "env").mkdir()
+    monkeypatch.setattr(layout, "BUILD", tmp_path)
+    monkeypatch.setattr(build, "build_one", lambda *_: SimpleNamespace(path=tmp_path / "made"))
+    monkeypatch.setattr(verify, "facts_of", lambda _: None)
+    monkeypatch.setattr(verify, "installed", lambda *_: python)
+    loaded = matrix.load(layout.MATRIX)
+    target = loaded.default()
+    job = choice.Job(target, kernel_set.parse_kernels("hdim256,hdim96,fp16,fwd"), target.architectures)
+    kernel_speed.measure(loaded, job, build.BuildOptions(Source.AUTO, 1), tmp_path / "bench.json")
+    script, *words = (tmp_path / "called").read_text().split()
+    assert {"timing.py", "extension_files.py"} <= {path.name for path in Path(script).parent.iterdir()}
+    assert words == [
+        *(
+            "--stock",
+            str(tmp_path / "made"),
+            "--json",
+            str(tmp_path / "bench.json"),
+            "--head-dim",
+            "96",
+            "256",
+        )
+    ]
