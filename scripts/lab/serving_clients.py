@@ -54,15 +54,14 @@ def announced(root: Path, folder: Path) -> Path:
         root: of the work tree.
         folder: of all such folders.
     """
-    points = metadata.entry_points(root)
-    place = folder / f"plugins-{hashlib.sha256(points.encode()).hexdigest()[:8]}"
+    head, points = "Metadata-Version: 2.1\nName: flash_attn\nVersion: 0\n", metadata.entry_points(root)
+    place = folder / f"plugins-{hashlib.sha256((head + points).encode()).hexdigest()[:8]}"
     if not place.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             unfinished = Path(temporary) / "plugins"
             info = unfinished / "flash_attn-0.dist-info"
             info.mkdir(parents=True)
-            head = "Metadata-Version: 2.1\nName: flash_attn\nVersion: 0\n"
             (info / "METADATA").write_text(head, encoding="utf-8")
             (info / "entry_points.txt").write_text(points, encoding="utf-8")
             unfinished.rename(place)
