@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.base import console, layout, pip
+from scripts.base import console, files, layout, pip
 from scripts.base.errors import CompileError, ToolchainError
 from scripts.base.process import run
 from scripts.wheels import metadata
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scripts.wheels.toolchain import Toolchain
     from scripts.wheels.torch_environment import Environment
 
@@ -52,20 +53,13 @@ def announced(root: Path, folder: Path) -> Path:
 
     Args:
         root: of the work tree.
-        folder: of all such folders.
+        folder: where it is made.
     """
-    head, points = "Metadata-Version: 2.1\nName: flash_attn\nVersion: 0\n", metadata.entry_points(root)
-    place = folder / f"plugins-{hashlib.sha256((head + points).encode()).hexdigest()[:8]}"
-    if not place.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            unfinished = Path(temporary) / "plugins"
-            info = unfinished / "flash_attn-0.dist-info"
-            info.mkdir(parents=True)
-            (info / "METADATA").write_text(head, encoding="utf-8")
-            (info / "entry_points.txt").write_text(points, encoding="utf-8")
-            unfinished.rename(place)
-    return place
+    info = folder / "plugins/flash_attn-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    files.write(info / "METADATA", "Metadata-Version: 2.1\nName: flash_attn\nVersion: 0\n")
+    files.write(info / "entry_points.txt", metadata.entry_points(root))
+    return info.parent
 
 
 def beside(client: str, tools: Toolchain, folder: Path) -> tuple[Path, Path]:
