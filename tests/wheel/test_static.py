@@ -246,6 +246,35 @@ def test_what_does_not_fit_is_refused_by_name_before_a_symbol_is_missed(
     assert done.stdout.rstrip().endswith("False"), "the library was loaded first"
 
 
+def test_importing_does_not_start_cuda_so_that_forked_processes_have_it() -> None:
+    """But for a torch that apache-tvm-ffi must complete, and so asks for a GPU."""
+    code = """
+import torch
+asked, answer = [], torch.cuda.is_available
+torch.cuda.is_available = lambda: asked.append(True) or answer()
+import flash_attn
+import os, sys
+print(len(asked), os.environ.get("TVM_FFI_DISABLE_TORCH_C_DLPACK"), flush=True)
+if sys.argv[1:] and not asked and not os.fork():
+    print("on", torch.ones(2, device="cuda").device, flush=True)
+"""
+    complete = hasattr(torch.Tensor, "__dlpack_c_exchange_api__") and hasattr(
+        torch.cuda.Stream, "__cuda_stream__"
+    )
+    gpu = ["gpu"] if torch.cuda.is_available() else []
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TVM_FFI_DISABLE_TORCH_C_DLPACK"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, *gpu], check=True, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    first, *rest = done.stdout.splitlines()
+    assert first.endswith(" None"), "what was set for the import is left in the environment"
+    if complete:
+        assert first == "0 None"
+        assert rest == (["on cuda:0"] if gpu else [])
+
+
 def _served() -> tuple[int, torch.dtype]:
     """A head dim and a dtype that the wheel has kernels for."""
     kernel = min(flash_attn_2_cuda.kernel_set())
