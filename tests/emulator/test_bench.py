@@ -50,6 +50,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "LENGTHS": (64,),
         "CHUNKED": (300,),
         "DECODE": ((2, 600),),
+        "DRAFTS": ((2, 600),),
+        "GROUPS": (2,),
         "EVEN": ((1, 64, 1024, True),),
     }
     for name, value in (sizes | {"TOKENS": 64, "NEW": 64, "MILLION": 1024, "HEADS": (2, 1)}).items():

@@ -664,11 +664,12 @@ def test_slices_of_a_call_have_its_bits_and_share_scratch(
     for sliced, whole in zip(*results, strict=True):
         sliced.assert_same(whole, f"in slices of {budget} bytes")
     chunks, dim = -(-len_k // split), -(-config.head_dim // 32) * 32
-    rows = len_q
-    if len_q == 1 and config.heads > config.heads_k and config.window == (-1, -1) and not config.alibi:
-        rows, heads = config.heads // config.heads_k, config.heads_k  # the heads of a group are rows
-    else:
-        heads = config.heads
+    rows, heads = len_q, config.heads
+    scored = config.alibi or config.mask or bool(config.bias)
+    if len_q <= 16 and not scored:
+        rows, heads = len_q * heads // config.heads_k, config.heads_k  # the heads of a group are rows
+    elif len_q == 1 and config.window == (-1, -1) and not config.alibi:
+        rows, heads = heads // config.heads_k, config.heads_k
     if chunks == 1:
         assert launches == 1
         return

@@ -27,11 +27,13 @@ from timing import Call, geometric_mean, measure, write
 
 import flash_attn_2_cuda  # isort: skip - torch and flash_attn load the libraries that it needs
 
-UNEVEN, ONE_BLOCK, APART, STANDARD = 1, 2, 4, 8  # _test_paths of the extension
+UNEVEN, ONE_BLOCK, APART, STANDARD, OWN_TILES = 1, 2, 4, 8, 16  # _test_paths of the extension
 
 PREFILL = ((4, 2048), (8, 4096), (16, 8192))
 DECODE = ((1, 32768), (1, 131072), (4, 16384), (8, 32768), (16, 16384), (64, 4096), (256, 2048))
 CHUNKED = (16384, 131072)
+DRAFTS = ((1, 32768), (8, 32768))
+CHECKED, GROUPS = 4, (4, 8)  # queries of each sequence; heads that share keys
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 EVEN = ((2, 2048, 2048, False), (2, 2048, 2048, True), (8, 64, 4096, False), (3, 512, 8192, True))
 TOKENS = 32768  # of the sequences of one length together
@@ -59,6 +61,8 @@ class Case:
             if self.len_q in (1, self.len_k)
             else f"{self.batch}x{self.len_q} on {self.len_k}"
         )
+        if self.group == "drafts":
+            shape += f" of {self.heads_k} heads"
         return f"{self.group} d{self.head_dim} {shape}" + (
             " causal" if self.causal and self.len_q > 1 else ""
         )
@@ -178,6 +182,18 @@ def cached(group: str, stock: Any, d: int, batch: int, new: int, keys: int) -> C
     return Case(group, d, batch, new, keys, *HEADS, True, calls)
 
 
+def drafts(stock: Any, d: int, batch: int, keys: int, group: int) -> Case:
+    """A few queries at once, whose heads share tiles; beside tiles for each head."""
+    heads_k = max(1, HEADS[0] // group)
+    q = tensor(batch, CHECKED, HEADS[0], d)
+    k, v = (tensor(batch, keys, heads_k, d) for _ in range(2))
+    filled = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    calls = variants(stock, lambda e: decode(e, q, k, v, filled), 512)
+    for name, size in (("on", None), ("on 512", 512)):
+        calls[f"{name}, own tiles"] = on(size, calls["off"], OWN_TILES)
+    return Case("drafts", d, batch, CHECKED, keys, HEADS[0], heads_k, True, calls)
+
+
 def gradients(stock: Any, d: int, batch: int, length: int, causal: bool) -> Case:
     """Against stock's ``deterministic=True``."""
     inputs, upstream = (
@@ -220,6 +236,8 @@ def cases(group: str, stock: Any, d: int) -> Iterator[Case]:
         yield from (cached(group, stock, d, 1, NEW, keys + NEW) for keys in CHUNKED)
     elif group == "decode":
         yield from (cached(group, stock, d, batch, 1, keys) for batch, keys in DECODE)
+    elif group == "drafts":
+        yield from (drafts(stock, d, *shape, size) for size in GROUPS for shape in DRAFTS)
     elif group == "backward":
         yield from (gradients(stock, d, *shape, causal) for shape in PREFILL for causal in (False, True))
     else:
@@ -251,6 +269,7 @@ NEEDED = {
     "length": ("fwd", "split"),
     "chunked": ("split",),
     "decode": ("split",),
+    "drafts": ("split",),
     "backward": ("split", "bwd"),
     "million keys": ("fwd", "split"),
 }

@@ -164,6 +164,7 @@ ROUTES = {
     "as for uneven lengths": 1,
     "in one thread block": 2,
     "apart": 4,
+    "apart, each head in its own tiles": 4 | 16,
     "in the standard kernel": 8,
 }
 

@@ -447,7 +447,7 @@ def test_a_cache_whose_head_dim_is_no_multiple_of_eight_is_padded() -> None:
 
 
 @pytest.mark.parametrize("where", ROUTES)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_a_view_as_the_output_gets_its_rows_and_no_more(head_dim: int, where: str) -> None:
     """In the standard kernel a part of the running result lies in these rows while chunks are folded."""
     config = Config(head_dim=head_dim, heads=4, heads_k=4, causal=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 import torch
 from flash_attn import deterministic_mode
-from harness import DEVICE, Config, Draw, Rows, Sequence, cache, paged, seed_of
+from harness import DEVICE, Config, Draw, Rows, Sequence, cache, in_pages, paged, seed_of, varlen
 
 pytestmark = pytest.mark.gpu
 
@@ -16,6 +20,8 @@ CONFIGS = [
     Config(heads=8, heads_k=1, causal=True, head_dim=128, dtype="bf16"),
     Config(heads=8, heads_k=2, causal=True, sink="fp32"),
     Config(heads=8, heads_k=8, window=(700, 0), head_dim=128),
+    Config(heads=8, heads_k=1, window=(700, 0), head_dim=128),
+    Config(heads=14, heads_k=2, causal=True, softcap=15.0),
 ]
 
 
@@ -42,6 +48,39 @@ def test_one_query_against_all_drafts(
         at_once().assert_same(expected, f"{drafts} drafts on {held} tokens")
         paged(config, [sequence], draw.generator, page=16).assert_same(expected, "in pages of 16")
     control(not at_once().same(one_by_one()))
+
+
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.heads_k < c.heads], ids=str)
+@pytest.mark.parametrize("page", [0, 16, 256])
+def test_heads_that_share_keys_have_the_bits_of_heads_that_do_not(config: Config, page: int) -> None:
+    """Packed sequences of other numbers of queries, none among them; heads that share keys share tiles."""
+    config.need("split")
+    draw = Draw(seed_of(config, page))
+    lengths = ((4, 9000), (0, 700), (1, 5000), (16, 2050), (7, 30))
+    sequences = [draw.sequence(config, *each) for each in lengths]
+    group = config.heads // config.heads_k
+    apart = [
+        replace(s, k=s.k.repeat_interleave(group, 1), v=s.v.repeat_interleave(group, 1)) for s in sequences
+    ]
+    pages = in_pages(sequences, draw.generator, page) if page else None
+    with deterministic_mode(split_size=512):
+        for n in (0, 2, 3, 4):
+            found = varlen(config, sequences, n, pages=pages)
+            found.assert_same(varlen(replace(config, heads_k=config.heads), apart, n), f"{lengths[n]}")
+
+
+def test_heads_that_share_keys_share_tiles() -> None:
+    """The rows of a head are then four queries of four heads."""
+    code = """
+import torch, flash_attn
+q, k = (torch.randn(1, *shape, 64, device="cuda", dtype=torch.float16) for shape in ((4, 8), (4096, 2)))
+with flash_attn.deterministic_mode(split_size=512):
+    flash_attn.flash_attn_with_kvcache(q, k, k, causal=True)
+"""
+    CONFIGS[0].need("split")
+    env = {**os.environ, "FA2_DEBUG": "1"}
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=env)
+    assert " S_q=16 " in done.stderr
 
 
 def joined(parts: Iterable[Rows]) -> Rows:
