@@ -35,14 +35,14 @@ class Scale:
     tails: tuple[int, int]
     phrase: int  # how often one prompt repeats its words, so that drafts from them are right now and then
     strangers: tuple[int, ...]  # lengths
-    fillers: (
-        int  # of 12 tokens: with those that are looked at they fill a cache of so many pages, and then grow
-    )
+    fillers: dict[
+        str, int
+    ]  # of 12 tokens, by model: they and the others fill a cache of so many pages, and grow
     pages: dict[str, int]
     ways: dict[str, dict[str, Any]]  # by name, options of an engine
     engine: dict[str, Any] = field(default_factory=dict)  # of all
     model: dict[str, Any] = field(default_factory=dict)
-    vocabulary: int = serving_engine.VOCABULARY
+    vocabulary: dict[str, int] = field(default_factory=dict)  # by model, where it is not the usual one
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -55,15 +55,24 @@ WAYS: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": DRAFTS},
     "preemption": {"max_model_len": 4608},  # with a cache of Scale.pages
 }
+# What an engine must have done, or its equal bits show nothing: a counter of serving_engine's.
+SHOWN_BY = {
+    "prefix caching": "cached",
+    "preemption": "preempted",
+    "drafts": "vllm:spec_decode_num_accepted_tokens",
+}
 GPU = Scale(
     tokens=48,
     prefix=1537,
     tails=(500, 3000),
     phrase=40,
     strangers=(1, 9, 10, 70, 300, 1100, 2500) * 3,
-    fillers=8,
-    pages={"llama": 445, "gpt-oss": 640},
+    # A prompt of gpt-oss takes pages of both kinds of layers until it is computed, and gives back those behind
+    # windows: more than a few fillers take by growing.
+    fillers={"llama": 8, "gpt-oss": 60},
+    pages={"llama": 445, "gpt-oss": 870},
     ways=WAYS,
+    vocabulary={"gpt-oss": 64},  # of few words random weights repeat one now and then, as drafts do
 )
 CPU = Scale(
     tokens=6,
@@ -71,7 +80,7 @@ CPU = Scale(
     tails=(50, 150),
     phrase=8,
     strangers=(1, 9, 10, 150),
-    fillers=4,
+    fillers={"llama": 4},
     pages={"llama": 41},
     ways={
         **{name: WAYS[name] for name in ("plain", "prefix caching", "pages of 64", "drafts")},
@@ -80,16 +89,20 @@ CPU = Scale(
     },
     engine=serving_engine.CPU_ENGINE,
     model=serving_engine.CPU_MODEL,
-    vocabulary=64,
+    vocabulary={"llama": 64},
 )
 
 
-def prompts(scale: Scale) -> tuple[list[list[int]], list[list[int]]]:
+def vocabulary(scale: Scale, kind: str) -> int:
+    return scale.vocabulary.get(kind, serving_engine.VOCABULARY)
+
+
+def prompts(scale: Scale, kind: str) -> tuple[list[list[int]], list[list[int]]]:
     """Those that are looked at, and strangers."""
-    draw = random.Random(11)
+    draw, words = random.Random(11), vocabulary(scale, kind)
 
     def tokens(count: int) -> list[int]:
-        return [draw.randrange(3, scale.vocabulary) for _ in range(count)]
+        return [draw.randrange(3, words) for _ in range(count)]
 
     prefix, phrase = tokens(scale.prefix), tokens(9)
     watched = [
@@ -111,6 +124,7 @@ def asked(llm: Any, batch: list[list[int]], tokens: int) -> list[Answer]:
     outputs = llm.generate([{"prompt_token_ids": one} for one in batch], how, use_tqdm=False)
     found = []
     for output in outputs:
+        serving_engine.seen["cached"] += output.num_cached_tokens or 0
         step = output.outputs[0]
         likely = [sorted([int(token), p.logprob] for token, p in one.items()) for one in step.logprobs]
         found.append([list(step.token_ids), likely])
@@ -118,13 +132,13 @@ def asked(llm: Any, batch: list[list[int]], tokens: int) -> list[Answer]:
 
 
 def batches(
-    way: str, scale: Scale, watched: list[list[int]], strangers: list[list[int]]
+    way: str, fillers: int, watched: list[list[int]], strangers: list[list[int]]
 ) -> Iterator[tuple[str, list[tuple[int, list[int]]]]]:
     """Prompts that are asked at once, with the number of those that are looked at; -1 of others."""
     if way == "preemption":  # vLLM sends back those that came last
         yield (
             "short of pages",
-            [*((-1, list(range(3, 15))) for _ in range(scale.fillers)), *enumerate(watched)],
+            [*((-1, list(range(3, 15))) for _ in range(fillers)), *enumerate(watched)],
         )
         return
     for name, seed in (("among strangers", 1), ("in another order", 2)):
@@ -160,12 +174,12 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     options = {**scale.engine, **scale.ways[job["way"]]}
     if job["way"] == "preemption":
         options["num_gpu_blocks_override"] = scale.pages[job["kind"]]
-    watched, strangers = prompts(scale)
+    watched, strangers = prompts(scale, job["kind"])
     llm = serving_engine.engine(job["model"], job["backend"], **options)
     results = {"alone": [asked(llm, [one], scale.tokens)[0] for one in watched]}
     if options.get("enable_prefix_caching"):
         results["alone again"] = [asked(llm, [one], scale.tokens)[0] for one in watched]
-    for name, batch in batches(job["way"], scale, watched, strangers):
+    for name, batch in batches(job["way"], scale.fillers[job["kind"]], watched, strangers):
         answers = asked(llm, [one for _, one in batch], scale.tokens)
         places = [n for n, _ in batch]
         results[name] = [answers[places.index(n)] for n in range(len(watched))]
@@ -186,6 +200,12 @@ def differences(got: list[Answer], expected: list[Answer]) -> list[str]:
         apart = max(abs(dict(a).get(token, p) - p) for a, b in pairs for token, p in b)
         found.append(f"prompt {n}: {sum(a != b for a, b in pairs)} of {len(pairs)} steps, by {apart:.3g}")
     return found
+
+
+def shows_nothing(way: str, counters: dict[str, float]) -> str:
+    """Why an engine's equal bits would show nothing; empty where they do."""
+    counter = SHOWN_BY.get(way)
+    return f" (shows nothing: {counter} is 0)" if counter and not counters.get(counter) else ""
 
 
 def parse() -> argparse.Namespace:
@@ -216,7 +236,8 @@ def main() -> int:
     ways = [way for way in scale.ways if way in (options.way or scale.ways)]
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.model or scale.pages:
-            model, expected = serving_engine.write_model(Path(folder, kind), kind, **scale.model), None
+            expected, words = None, {"vocab_size": vocabulary(scale, kind)}
+            model = serving_engine.write_model(Path(folder, kind), kind, **{**scale.model, **words})
             for way in ways:
                 if way == "drafts" and options.runner == 2:
                     continue
@@ -231,9 +252,10 @@ def main() -> int:
                 rows.append(
                     {**job, "invariant": invariant, "runner": options.runner, **made, "differences": found}
                 )
-                failed |= "error" in made or any(found.values())
-                words = "; ".join(f"{name}: {', '.join(d) or 'same'}" for name, d in found.items())
-                print(f"{kind:8} {way:15} {made['seconds']:6.1f} s  {words or 'failed'}", flush=True)
+                empty = "" if "error" in made else shows_nothing(way, made["counters"])
+                failed |= "error" in made or any(found.values()) or bool(empty)
+                told = "; ".join(f"{name}: {', '.join(d) or 'same'}" for name, d in found.items())
+                print(f"{kind:8} {way:15} {made['seconds']:6.1f} s  {told or 'failed'}{empty}", flush=True)
                 print(made.get("error", "")[-3000:], end="", flush=True)
                 options.output.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return int(failed)

@@ -30,6 +30,7 @@ CPU_ENGINE = {
     "kv_cache_memory_bytes": 1 << 23, "max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 256,
     "block_size": 16,
 }  # fmt: skip
+seen = {"cached": 0, "preempted": 0}  # tokens that were found in the cache, and requests sent back
 _COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_act": "silu",
@@ -108,6 +109,7 @@ def engine(model: str, backend: str, fill: bool = True, **options: Any) -> Any:
         "gpu_memory_utilization": 0.8, "max_model_len": 8192, "max_num_seqs": 64, "enable_prefix_caching": False,
         "max_logprobs": 20, "disable_log_stats": False,
     }  # fmt: skip
+    _count_preemptions()
     started = LLM(model, attention_backend=backend, **{**defaults, **options})
     if fill:
         started.apply_model(randomize)
@@ -185,11 +187,24 @@ def serve_child(argument: str, work: Callable[[dict[str, Any]], dict[str, Any]])
 
 
 def counters(llm: Any) -> dict[str, float]:
-    """VLLM's own, which say whether drafts were taken, prefixes found and requests preempted."""
-    wanted = ("spec_decode", "prefix_cache", "preempt")
-    return {
-        m.name: m.value for m in llm.get_metrics() if hasattr(m, "value") and any(w in m.name for w in wanted)
-    }
+    """How many drafts were made and taken, tokens found in the cache, and requests sent back.
+
+    vLLM counts those of drafts. Its counters of the others lack what fell in a step that gave no token.
+    """
+    drafts = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value") and "spec_decode" in m.name}
+    return drafts | seen
+
+
+def _count_preemptions() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    send_back = Scheduler._preempt_request
+
+    def counted(scheduler: Any, *arguments: Any, **named: Any) -> Any:
+        seen["preempted"] += 1
+        return send_back(scheduler, *arguments, **named)
+
+    Scheduler._preempt_request = counted
 
 
 def machine() -> dict[str, Any]:
