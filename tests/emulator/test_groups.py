@@ -9,7 +9,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-import torch
 from conftest import DIM, MACHINE, Machine, built, problems
 from flash_attn import deterministic_mode
 from harness import (
@@ -20,13 +19,13 @@ from harness import (
     assert_accurate,
     cache,
     dense,
-    in_pages,
-    paged,
+    joined,
     route,
     varlen,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from layouts import beside
 from limits import assert_that_all_new_keys_are_appended, scratch
 
 BLOCK = 128 if DIM <= 128 else 64
@@ -56,10 +55,6 @@ def ungrouped(config: Config, sequence: Sequence) -> tuple[Config, Sequence]:
     return replace(config, heads_k=config.heads), replace(sequence, k=k, v=v)
 
 
-def joined(parts: list[Rows]) -> Rows:
-    return Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1))
-
-
 queries = st.sampled_from([1, *QUERIES])
 lengths_k = st.one_of(st.integers(1, 700), st.sampled_from([BLOCK + 1, 2 * BLOCK, 4 * BLOCK + 3]))
 
@@ -85,24 +80,15 @@ def test_rows_are_those_of_heads_with_keys_of_their_own(
 ) -> None:
     """In every layout, beside sequences of other lengths: fewer queries, more, or none."""
     config.need("split")
-    draw = Draw(seed)
-    own = draw.sequence(config, len_q, len_k)
-    packed = [draw.sequence(config, q, k) for q, k in others]
-    place = data.draw(st.integers(0, len(packed)))
-    packed.insert(place, own)
-    cached = [own, draw.sequence(config, len_q, data.draw(lengths_k))]
+    found = beside(config, seed, (len_q, len_k), others, lengths_k, data)
     page = data.draw(st.sampled_from([16, 48, 128, 256]))
     with deterministic_mode(split_size=split):
-        alone_config, alone = ungrouped(config, own)
+        alone_config, alone = ungrouped(config, found.own)
         expected = dense(alone_config, [alone])
         MACHINE.set(processors=data.draw(st.sampled_from([1, 132])), order=data.draw(st.integers(0, 100)))
-        dense(config, [own]).assert_same(expected, "dense")
-        varlen(config, packed, place).assert_same(expected, "packed")
-        cache(config, cached, max(len(s.k) for s in cached) + 9).assert_same(expected, "in a cache")
-        paged(config, cached, draw.generator, page=page).assert_same(expected, f"in pages of {page}")
-        pages = in_pages(packed, draw.generator, page)
-        varlen(config, packed, place, pages=pages).assert_same(expected, f"packed, in pages of {page}")
-    assert_accurate(config, expected, own)
+        dense(config, [found.own]).assert_same(expected, "dense")
+        found.assert_same(expected, spare=9, page=page)
+    assert_accurate(config, expected, found.own)
 
 
 @pytest.mark.parametrize("len_q", QUERIES)

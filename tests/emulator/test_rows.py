@@ -28,13 +28,14 @@ from harness import (
     cu_seqlens,
     dense,
     extras,
-    in_pages,
+    joined,
     paged,
     route,
     varlen,
 )
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from layouts import beside
 from limits import (
     assert_that_a_cache_ends_where_it_ends,
     assert_that_a_cache_s_tokens_may_lie_far_apart,
@@ -135,23 +136,14 @@ def test_a_row_is_the_same_in_every_layout(
     data: st.DataObject,
 ) -> None:
     config.need("split")
-    draw = Draw(seed)
-    own = draw.sequence(config, len_q, len_k)
-    packed = [draw.sequence(config, q, k) for q, k in others]
-    place = data.draw(st.integers(0, len(packed)))
-    packed.insert(place, own)
-    cached = [own, draw.sequence(config, len_q, data.draw(lengths_k))]
-    capacity = max(len(s.k) for s in cached) + data.draw(st.integers(0, 600))
+    found = beside(config, seed, (len_q, len_k), others, lengths_k, data)
+    spare = data.draw(st.integers(0, 600))
+    slack = data.draw(st.sampled_from([0, 0, 900]))
+    page = data.draw(st.sampled_from([16, 32, 48, 64, 128, 144, 256]))
     with deterministic_mode(split_size=split):
-        alone = dense(config, [own])
+        alone = dense(config, [found.own])
         on(machine)
-        slack = data.draw(st.sampled_from([0, 0, 900]))
-        varlen(config, packed, place, slack=slack).assert_same(alone, f"packed, slack {slack}")
-        cache(config, cached, capacity).assert_same(alone, f"in a cache of {capacity}")
-        page = data.draw(st.sampled_from([16, 32, 48, 64, 128, 144, 256]))
-        paged(config, cached, draw.generator, page=page).assert_same(alone, f"in pages of {page}")
-        pages = in_pages(packed, draw.generator, page)
-        varlen(config, packed, place, pages=pages).assert_same(alone, f"packed, in pages of {page}")
+        found.assert_same(alone, spare, page, slack)
 
 
 @problems(15)
@@ -169,9 +161,7 @@ def test_a_row_is_the_same_in_pieces(
     with deterministic_mode(split_size=split):
         whole = dense(config, [sequence])
         parts = [dense(config, [sequence.rows(a, b)]) for a, b in itertools.pairwise(edges)]
-    Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1)).assert_same(
-        whole, f"cut at {edges}"
-    )
+    joined(parts).assert_same(whole, f"cut at {edges}")
 
 
 @problems(15)

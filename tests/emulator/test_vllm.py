@@ -18,6 +18,7 @@ from harness import Config, Mismatch, Sequence
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import prove_vllm
 import serving
 from flash_attn.serving import kernels
 from flash_attn.serving import vllm as plugin
@@ -236,6 +237,12 @@ def test_an_engine_gives_the_same_answers_however_it_cuts_its_work(tmp_path: Pat
     assert counted["prefix caching"]["cached"] > 0
     assert counted["drafts"]["vllm:spec_decode_num_accepted_tokens"] > 0
     assert counted["preemption"]["preempted"] > 0
+
+
+@pytest.mark.parametrize(("way", "counter"), prove_vllm.SHOWN_BY.items())
+def test_an_engine_that_did_not_do_it_shows_nothing(way: str, counter: str) -> None:
+    assert counter in prove_vllm.shows_nothing(way, {counter: 0})
+    assert not prove_vllm.shows_nothing(way, {counter: 1})
 
 
 def test_without_the_mode_an_engine_s_answers_differ(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,12 @@ class Rows:
 
     def same(self, other: Rows) -> bool:
         return same_bits(self.lse, other.lse) and same_bits(self.out, other.out)
+
+
+def joined(parts: Iterable[Rows]) -> Rows:
+    """Rows of one sequence, one part after another."""
+    out, lse = zip(*((part.out, part.lse) for part in parts), strict=True)
+    return Rows(torch.cat(out), torch.cat(lse, dim=1))
 
 
 def seed_of(*parts: object) -> int:

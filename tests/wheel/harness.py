@@ -13,7 +13,7 @@ import flash_attn_2_cuda
 import kernel_names
 import pytest
 import torch
-from bits import Mismatch, Rows, assert_same_bits, bits, same_bits, seed_of
+from bits import Mismatch, Rows, assert_same_bits, bits, joined, same_bits, seed_of
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from torch import Tensor
 
@@ -22,6 +22,7 @@ __all__ = [
     "Rows",
     "assert_same_bits",
     "bits",
+    "joined",
     "same_bits",
     "seed_of",
 ]  # of bits, for the suite's tests

@@ -39,10 +39,10 @@ class Scale:
         str, int
     ]  # of 12 tokens, by model: they and the others fill a cache of so many pages, and grow
     pages: dict[str, int]
+    vocabulary: dict[str, int]  # words, by model
     ways: dict[str, dict[str, Any]]  # by name, options of an engine
     engine: dict[str, Any] = field(default_factory=dict)  # of all
     model: dict[str, Any] = field(default_factory=dict)
-    vocabulary: dict[str, int] = field(default_factory=dict)  # by model, where it is not the usual one
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -71,8 +71,9 @@ GPU = Scale(
     # windows: more than a few fillers take by growing.
     fillers={"llama": 8, "gpt-oss": 60},
     pages={"llama": 445, "gpt-oss": 870},
+    # Of few words random weights repeat one now and then, as drafts do.
+    vocabulary={"llama": serving_engine.VOCABULARY, "gpt-oss": 64},
     ways=WAYS,
-    vocabulary={"gpt-oss": 64},  # of few words random weights repeat one now and then, as drafts do
 )
 CPU = Scale(
     tokens=6,
@@ -82,6 +83,7 @@ CPU = Scale(
     strangers=(1, 9, 10, 150),
     fillers={"llama": 4},
     pages={"llama": 41},
+    vocabulary={"llama": 64},
     ways={
         **{name: WAYS[name] for name in ("plain", "prefix caching", "pages of 64", "drafts")},
         "chunks of 60": {"max_num_batched_tokens": 60},
@@ -89,17 +91,12 @@ CPU = Scale(
     },
     engine=serving_engine.CPU_ENGINE,
     model=serving_engine.CPU_MODEL,
-    vocabulary={"llama": 64},
 )
-
-
-def vocabulary(scale: Scale, kind: str) -> int:
-    return scale.vocabulary.get(kind, serving_engine.VOCABULARY)
 
 
 def prompts(scale: Scale, kind: str) -> tuple[list[list[int]], list[list[int]]]:
     """Those that are looked at, and strangers."""
-    draw, words = random.Random(11), vocabulary(scale, kind)
+    draw, words = random.Random(11), scale.vocabulary[kind]
 
     def tokens(count: int) -> list[int]:
         return [draw.randrange(3, words) for _ in range(count)]
@@ -236,8 +233,9 @@ def main() -> int:
     ways = [way for way in scale.ways if way in (options.way or scale.ways)]
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.model or scale.pages:
-            expected, words = None, {"vocab_size": vocabulary(scale, kind)}
-            model = serving_engine.write_model(Path(folder, kind), kind, **{**scale.model, **words})
+            expected = None
+            shape = {**scale.model, "vocab_size": scale.vocabulary[kind]}
+            model = serving_engine.write_model(Path(folder, kind), kind, **shape)
             for way in ways:
                 if way == "drafts" and options.runner == 2:
                     continue

@@ -5,6 +5,7 @@ Each engine has a process of its own (``in_child``), because vLLM reads its envi
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -195,6 +196,7 @@ def counters(llm: Any) -> dict[str, float]:
     return drafts | seen
 
 
+@functools.cache  # once a process, however many engines it starts
 def _count_preemptions() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 

@@ -32,6 +32,7 @@ from harness import (
     cache,
     dense,
     in_pages,
+    joined,
     of_other_head_dims,
     paged,
     reference,
@@ -333,11 +334,10 @@ def test_chunked_prefill_and_decode(
     whole = functools.partial(dense, config, [sequence])
 
     def pieces(cuts: list[int]) -> Rows:
-        parts = [
+        return joined(
             dense(config, [sequence.rows(start, stop)])
             for start, stop in zip([0, *cuts], [*cuts, lengths[0]], strict=True)
-        ]
-        return Rows(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts], dim=1))
+        )
 
     compare(config, whole, lambda: pieces([37, 64, 128]), control)
     with deterministic_mode(split_size=512):

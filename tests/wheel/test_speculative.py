@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from flash_attn import deterministic_mode
-from harness import DEVICE, Config, Draw, Rows, Sequence, cache, in_pages, paged, seed_of, varlen
+from harness import DEVICE, Config, Draw, Rows, Sequence, cache, in_pages, joined, paged, seed_of, varlen
 
 pytestmark = pytest.mark.gpu
 
@@ -81,12 +81,6 @@ with flash_attn.deterministic_mode(split_size=512):
     env = {**os.environ, "FA2_DEBUG": "1"}
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=env)
     assert " S_q=16 " in done.stderr
-
-
-def joined(parts: Iterable[Rows]) -> Rows:
-    """One after another."""
-    out, lse = zip(*((part.out, part.lse) for part in parts), strict=True)
-    return Rows(torch.cat(out), torch.cat(lse, dim=-1))
 
 
 def ancestors(parents: list[int]) -> torch.Tensor:

@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_refused_by_name_before_a_symbol_is_missed(
 
 
 def test_importing_does_not_start_cuda_so_that_forked_processes_have_it() -> None:
-    """But for a torch that apache-tvm-ffi must complete, and so asks for a GPU."""
+    """apache-tvm-ffi asks a torch that it must complete whether there is a GPU, which starts CUDA."""
     code = """
 import torch
 asked, answer = [], torch.cuda.is_available
