@@ -90,9 +90,9 @@ def check(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])
 def tests(session: nox.Session) -> None:
-    """Run the unit and integration tests; no GPU needed. With --all-cases, the long ones too."""
+    """Run the unit and integration tests; no GPU needed. --all-cases: long ones too, some in turn."""
     pytest = ("python", "-m", "pytest")
-    if session.posargs not in ([], ["--all-cases"]):
+    if not {"--all-cases", "--every-turn"}.issuperset(session.posargs):
         _run(session, DEVELOPER_ENVIRONMENT, *pytest, *session.posargs)
         return
     _run(session, DEVELOPER_ENVIRONMENT, *pytest, "--numprocesses=auto", *UNIT_TESTS)

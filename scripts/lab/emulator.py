@@ -2,7 +2,7 @@
 
 nvcc's PTX of them is interpreted (``tests/emulator``).
 
-The same kernels run behind the C++ API, for its own test program (``tests/cpp``).
+``emulated_library`` runs the same kernels behind the C++ API.
 
 It shows wrong results, bits that depend on what they must not, reads and writes outside allocations,
 misaligned addresses and races in shared memory. It proves nothing of a wheel: ptxas, machine code, timing and
@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console, layout
-from scripts.base.errors import CompileError, VerifyError
+from scripts.base.errors import CompileError, UsageError, VerifyError
 from scripts.base.process import run
 from scripts.lab import serving_clients
-from scripts.series import clone
+from scripts.series import clone, model, places
 from scripts.source import upstream
 from scripts.wheels import (
     binaries,
     compiling,
-    cpp_tests,
     kernels,
     linking,
     toolchain,
@@ -47,6 +46,8 @@ if TYPE_CHECKING:
 
 SUITE = layout.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
+PREFIX_SUITE = layout.ROOT / "tests/prefixes"
+PREFIX_KERNELS = "hdim32,fp16,causal"  # a file of each pass
 FLAVOUR = replace(
     kernels.FORK,
     defines=("-DFORK_EMULATED",),
@@ -83,6 +84,7 @@ class Emulation:
     jobs: int | None  # compilers, then processes of tests, at once
     pytest: tuple[str, ...] = ()  # more arguments for it
     client: str | None = None  # an engine whose classes call the kernels; None: the suite that needs none
+    through: str | None = None  # the last patch, whose tree the small cases are for; None: the whole series
 
 
 def interpreter(tools: toolchain.Toolchain, folder: Path, *, torch: bool = True) -> list[Path]:
@@ -161,81 +163,6 @@ def package(
     return [site, serving_clients.site(env, folder, "site", [*_PACKAGES, *_DEPENDENCIES])]
 
 
-def library_objects(
-    tools: toolchain.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
-) -> tuple[Path, ...]:
-    """What the C++ API's library is linked of, but for a CUDA runtime; kernels are PTX.
-
-    Raises:
-        CompileError: a compiler failed.
-    """
-    plan = kernels.Plan(applied, tools, chosen, (arch,), layout.BUILD, FLAVOUR)
-    console.step(f"Kernel files: {len(plan.kernels)}, as PTX; the core and the C++ API")
-    units = [unit for unit in kernels.binding_units(plan) if unit.source != kernels.BINDING]
-    return compiling.compile_units(plan, [*units, *kernels.kernel_units(plan)], jobs).objects
-
-
-def library(tools: toolchain.Toolchain, objects: Sequence[Path]) -> Path:
-    """Link the C++ API's library with an emulated CUDA runtime in it, which programs call too.
-
-    Raises:
-        CompileError: a compiler failed.
-    """
-    folder = layout.BUILD / "emulator"
-    linked = [*objects, *interpreter(tools, folder, torch=False)]
-    name = hashlib.sha256(repr([str(path) for path in linked]).encode()).hexdigest()[:16]
-    target = folder / f"cpp-{name}" / binaries.LIBRARY
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_suffix(".part")
-        run(
-            [tools.cxx, "-shared", "-Wl,-Bsymbolic", f"-Wl,-soname,{binaries.LIBRARY}", "-o", part, *linked],
-            error=CompileError,
-            what="could not link the emulated library",
-        )
-        part.replace(target)
-    return target
-
-
-def cuda_headers(tools: toolchain.Toolchain) -> list[Path]:
-    """The folders in which a program finds CUDA's headers."""
-    folders = [
-        path for folder in tools.toolkit.include for path in (folder, folder / "cccl")
-    ]  # cuda_fp16.h includes nv/target
-    return [path for path in folders if path.is_dir()]
-
-
-def emulate_cpp(loaded: Matrix, options: Emulation) -> None:
-    """Compile the kernels for the emulator, and run the C++ API's test program against them.
-
-    Raises:
-        VerifyError: a test failed.
-    """
-    target = loaded.default()
-    _, applied = clone.apply(loaded, options.source)
-    console.step(f"Toolchain for {target.name}")
-    tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
-    objects = library_objects(tools, applied, options.kernels, options.architecture, options.jobs)
-    built = library(tools, objects)
-    console.step("The test program, and GoogleTest")
-    headers = [applied.root / kernels.API, *cuda_headers(tools)]
-    program = cpp_tests.build(
-        layout.BUILD / "emulator/cpp-tests",
-        {
-            "FLASH_ATTENTION_V2_LIBRARY": str(built),
-            "FLASH_ATTENTION_V2_INCLUDE": ";".join(map(str, headers)),
-        },
-    )
-    console.step("Emulating")
-    env = {**os.environ, "FLASH_ATTENTION_V2_EMULATED": "1", "FORK_EMULATED_GPU": options.architecture}
-    status = subprocess.run([program], env=env, check=False).returncode
-    if status:
-        raise VerifyError(
-            f"the C++ API's test program failed under emulation, with status {status}; its output is above."
-        )
-    console.done("Nothing failed under emulation. That is no proof of a library: its tests on a GPU are.")
-
-
 def _environment(
     tools: toolchain.Toolchain, root: Path, folders: Sequence[Path], options: Emulation
 ) -> dict[str, str]:
@@ -258,6 +185,37 @@ def _environment(
     }
 
 
+def _up_to(loaded: Matrix, options: Emulation, last: str) -> tuple[model.Series, Tree]:
+    """The series up to a patch, in a tree of its own.
+
+    Raises:
+        UsageError: it comes before the core.
+    """
+    whole = model.read(places.of(loaded).patches)
+    place = whole.named(last)
+    core = next(i for i, patch in enumerate(whole.patches) if any(map(_is_core, patch.files)))
+    if place < core:
+        raise UsageError(
+            f"--through {last}: {whole.patches[place].name} comes before {whole.patches[core].name}, "
+            "with which kernels can be called without a framework; name that patch or a later one."
+        )
+    return clone.apply(loaded, options.source, layout.BUILD / "emulator/source", count=place + 1)
+
+
+def _is_core(change: model.FileChange) -> bool:
+    return change.path.startswith(f"{kernels.CORE}/")
+
+
+def _upstream_tests(loaded: Matrix, options: Emulation) -> Path:
+    """Upstream's own test file, for the cases that run it."""
+    own = layout.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
+    own.parent.mkdir(parents=True, exist_ok=True)
+    verify.write_upstream_tests(
+        upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), options.source), own
+    )
+    return own
+
+
 def emulate(loaded: Matrix, options: Emulation) -> None:
     """Compile the kernels for the emulator, and run the suite against them.
 
@@ -266,28 +224,20 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
     """
     target = loaded.default()
     python = options.python or toolchain.running_python()
-    _, applied = clone.apply(loaded, options.source)
-    own = layout.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
-    own.parent.mkdir(parents=True, exist_ok=True)
-    verify.write_upstream_tests(
-        upstream.find(loaded.upstream, layout.UPSTREAM, layout.cache("sdist"), options.source), own
-    )
+    if options.through is None:
+        _, applied = clone.apply(loaded, options.source)
+        suite, tests = SUITE, serving_clients.tests_of(options.client)
+        told = {"FORK_UPSTREAM_TESTS": str(_upstream_tests(loaded, options))}
+    else:
+        patches, applied = _up_to(loaded, options, options.through)
+        suite, tests = PREFIX_SUITE, [str(PREFIX_SUITE)]
+        told = {"FORK_PATCHES": "\n".join(patch.subject for patch in patches.patches)}
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
-    env = {**_environment(tools, applied.root, folders, options), "FORK_UPSTREAM_TESTS": str(own)}
-    command = [
-        str(tools.environment.python),
-        "-m",
-        "pytest",
-        *serving_clients.tests_of(options.client),
-        "-c",
-        os.devnull,
-        f"--rootdir={SUITE}",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-    ]
+    env = {**_environment(tools, applied.root, folders, options), **told}
+    command = [str(tools.environment.python), "-m", "pytest", *tests]
+    command += ["-c", os.devnull, f"--rootdir={suite}", "-q", "-p", "no:cacheprovider"]
     processes, _ = compiling.job_limit(options.jobs, _TESTS_BYTES)
     if processes > 1:
         command += ["-n", str(processes), "--dist", "worksteal"]

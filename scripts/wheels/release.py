@@ -144,7 +144,7 @@ def gates(root: Path) -> tuple[Path, ...]:
     Raises:
         ReleaseError: something failed.
     """
-    status = subprocess.run([str(root / ".ci/run")], cwd=root, check=False).returncode
+    status = subprocess.run([str(root / ".ci/run"), "--every-turn"], cwd=root, check=False).returncode
     if status != 0:
         raise ReleaseError(f".ci/run ended with {status}; mend what failed above, and commit it.")
     return ()

@@ -1,23 +1,74 @@
-"""What ``nox -s tests`` leaves out for time, and ``nox -s tests -- --all-cases`` runs."""
+"""What ``nox -s tests`` leaves out for time, what ``--all-cases`` runs, and what it runs in turn."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 import pytest
+
+from tests.integration.turns import turn
+
+TURNS = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-cases", action="store_true", help="run the cases marked long too, as CI does")
+    parser.addoption(
+        "--all-cases",
+        action="store_true",
+        help="run the cases marked long too, and of those marked in_turn a third, as CI does",
+    )
+    parser.addoption(
+        "--every-turn",
+        action="store_true",
+        help="run --all-cases, and all that is run in turn: cases, torches, and the problems that are drawn",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--every-turn"):
+        config.option.all_cases = True
+        os.environ["TORCHES"] = "all"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if not config.getoption("--all-cases") or config.getoption("--every-turn"):
+        return ""
+    return f"cases in turn: {turn(TURNS)} of 0 to {TURNS - 1}, by the number of commits (all: --every-turn)"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--all-cases"):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    items[:] = [item for item in items if item not in long]
-    config.hook.pytest_deselected(items=long)
+    is_turn = _turns(config)
+    left_out = []
+    for item in items:
+        in_turn = item.get_closest_marker("in_turn")
+        long = item.get_closest_marker("long") and not config.getoption("--all-cases")
+        if long or (in_turn and not is_turn(*in_turn.args)):
+            left_out.append(item)
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _turns(config: pytest.Config) -> Callable[[int], bool]:
+    if not config.getoption("--all-cases"):
+        return lambda _: False
+    turns = range(TURNS) if config.getoption("--every-turn") else (turn(TURNS),)
+    return lambda one: one in turns
 
 
 @pytest.fixture(scope="session")
 def all_cases(pytestconfig: pytest.Config) -> bool:
     """Whether the cases marked long run, so that a fixture need not compile what only they look at."""
     return bool(pytestconfig.getoption("--all-cases"))
+
+
+@pytest.fixture(scope="session")
+def is_turn(pytestconfig: pytest.Config) -> Callable[[int], bool]:
+    """The same of cases marked in_turn, by their turn."""
+    return _turns(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def every_turn(pytestconfig: pytest.Config) -> bool:
+    """Whether nothing is left for another run."""
+    return bool(pytestconfig.getoption("--every-turn"))

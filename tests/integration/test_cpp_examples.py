@@ -16,7 +16,7 @@ from scripts.base import layout
 from scripts.base.errors import VerifyError
 from scripts.base.process import run
 from scripts.commands import arguments
-from scripts.lab import emulator
+from scripts.lab import emulated_library, emulator
 from scripts.series import clone
 from scripts.source import matrix, upstream
 from scripts.wheels import binaries, kernels, toolchain
@@ -51,17 +51,17 @@ def parts() -> tuple[toolchain.Toolchain, Path, tuple[Path, ...]]:
     tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
     _, applied = clone.apply(loaded, upstream.Source.AUTO)
     chosen = tuple(kernel for words in KERNELS for kernel in arguments.kernel_choice(words))
-    objects = emulator.library_objects(tools, applied, chosen, "90", None)
+    objects = emulated_library.library_objects(tools, applied, chosen, "90", None)
     return tools, applied.root / kernels.API, objects
 
 
 @pytest.fixture(scope="module")
 def emulated(parts: tuple[toolchain.Toolchain, Path, tuple[Path, ...]]) -> Built:
     tools, api, objects = parts
-    library = emulator.library(tools, objects)
+    library = emulated_library.library(tools, objects)
     (library.parent / "libflash_attention_v2.so").unlink(missing_ok=True)
     (library.parent / "libflash_attention_v2.so").symlink_to(library.name)
-    return Built(library, [api, *emulator.cuda_headers(tools)], library, tools.cxx)
+    return Built(library, [api, *emulated_library.cuda_headers(tools)], library, tools.cxx)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def without_gpu(
         what="could not link the library",
     )
     (library.parent / "libflash_attention_v2.so").symlink_to(library.name)
-    return Built(library, [api, *emulator.cuda_headers(tools)], found[0], tools.cxx)
+    return Built(library, [api, *emulated_library.cuda_headers(tools)], found[0], tools.cxx)
 
 
 def compiled(name: str, folder: Path, built: Built) -> list[str]:

@@ -13,6 +13,7 @@ from scripts.base import layout
 from scripts.base.errors import VerifyError
 from scripts.base.process import run
 from scripts.lab import emulator
+from scripts.series import model
 from scripts.source import matrix
 from scripts.wheels import toolchain
 
@@ -31,8 +32,8 @@ def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_rows_keep_their_bits_under_emulation(all_cases: bool) -> None:
-    done = emulate("--pytest=-ra", *([] if all_cases else ["--pytest=--drawn=0.4"]))
+def test_rows_keep_their_bits_under_emulation(every_turn: bool) -> None:
+    done = emulate("--pytest=-ra", *([] if every_turn else ["--pytest=--drawn=0.4"]))
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert "skipped" not in done.stdout, "a case was left out"
 
@@ -53,21 +54,34 @@ def test_the_cpp_api_s_own_tests_pass_under_emulation() -> None:
     assert not re.search(r"no kernels for head dim (8|16|32) in float16", done.stdout)
 
 
-@pytest.mark.long
+def test_the_small_cases_that_hold_up_to_a_patch_all_hold_at_the_end() -> None:
+    last = model.read(layout.PATCHES / "flash-attn").patches[-1]
+    done = emulate("--through", last.name, "--pytest=-ra")
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
+    assert "skipped" not in done.stdout, "a case is said to hold from a later patch on"
+
+
 @pytest.mark.parametrize(
     "client",
     [
         pytest.param(
             "sglang",
-            marks=pytest.mark.skipif(
-                not (3, 11) <= sys.version_info < (3, 13), reason="SGLang or what it needs has no wheel here"
-            ),
+            marks=[
+                pytest.mark.in_turn(2),
+                pytest.mark.skipif(
+                    not (3, 11) <= sys.version_info < (3, 13),
+                    reason="SGLang or what it needs has no wheel here",
+                ),
+            ],
         ),
         pytest.param(
             "vllm",
-            marks=pytest.mark.skipif(
-                sys.version_info < (3, 11), reason="what vLLM needs has no wheel for this Python"
-            ),
+            marks=[
+                pytest.mark.in_turn(1),
+                pytest.mark.skipif(
+                    sys.version_info < (3, 11), reason="what vLLM needs has no wheel for this Python"
+                ),
+            ],
         ),
     ],
 )
@@ -77,7 +91,7 @@ def test_an_engine_s_own_classes_call_the_kernels(client: str) -> None:
     assert "skipped" not in done.stdout, "a case was left out"
 
 
-@pytest.mark.long
+@pytest.mark.in_turn(1)
 def test_kernels_without_mask_and_bias() -> None:
     done = emulate("--kernels", "hdim32,fp16,split,causal,no-bias", "--pytest=-k", "--pytest=left_out")
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr

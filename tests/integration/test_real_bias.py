@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -17,15 +17,15 @@ pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 FILES = [
     "fwd_hdim32_fp16_causal",
     "bwd_hdim32_fp16_causal",
-    pytest.param("split_hdim32_fp16_causal", marks=pytest.mark.long),
+    pytest.param("split_hdim32_fp16_causal", marks=pytest.mark.in_turn(2)),
 ]
 Code = Mapping[str, Mapping[str, objects.Code]]  # by file and kernel
 
 
 @pytest.fixture(scope="module")
-def code(all_cases: bool) -> tuple[Code, Code]:
+def code(is_turn: Callable[[int], bool]) -> tuple[Code, Code]:
     """With mask and bias, and without."""
-    words = "hdim32,fp16,causal" if all_cases else "hdim32,fp16,causal,fwd,bwd"
+    words = "hdim32,fp16,causal" if is_turn(2) else "hdim32,fp16,causal,fwd,bwd"
     _, applied = clone.apply(matrix.load(layout.MATRIX), Source.SDIST)
     ours, without = compare.compiled(
         [(applied, kernel_set.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90"

@@ -1,7 +1,7 @@
 """One file serves several torches and Pythons: it installs, imports and says what is wrong with calls beside each.
 
-A run takes one pair of each CUDA release, in turn by the number of commits; the case's name tells which. ``TORCHES=all``
-takes all. No GPU is needed, and nothing is proved. A torch and its CUDA libraries take some GB of disk: where there
+A run takes one pair of each CUDA release, in turn by the number of commits; the case's name tells which. ``TORCHES=all``,
+and ``--every-turn``, take all. No GPU is needed, and nothing is proved. A torch and its CUDA libraries take some GB of disk: where there
 are fewer, or pip's constraints allow no such torch, a case is skipped, and says so.
 """
 
@@ -17,6 +17,7 @@ import pytest
 
 from scripts.base.errors import ToolchainError
 from scripts.wheels import toolchain
+from tests.integration.turns import turn
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -39,10 +40,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def _in_turn(target: str) -> list[tuple[str, str]]:
     if os.environ.get("TORCHES") == "all":
         return PAIRS[target]
-    counted = subprocess.run(
-        ["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return [PAIRS[target][int(counted.stdout) % len(PAIRS[target])]]
+    return [PAIRS[target][turn(len(PAIRS[target]))]]
 
 
 CHOSEN = [
