@@ -82,7 +82,7 @@ def _by_case(rows: Sequence[Row], group: str) -> dict[str, dict[str, Row]]:
     return cases
 
 
-def _ratios(
+def ratios(
     rows: Sequence[Row],
     group: str,
     variant: str,
@@ -125,7 +125,7 @@ def _goals_of_others(rows: Sequence[Row]) -> list[Goal]:
         return []
     dims = ", ".join(map(str, sorted({row.head_dim for row in others})))
     return [
-        Goal(f"head dims {dims}, {group}{beside}: the worst", worst(_ratios(others, group, "on")), goal, "×")
+        Goal(f"head dims {dims}, {group}{beside}: the worst", worst(ratios(others, group, "on")), goal, "×")
         for group, beside, goal in (
             ("prefill", ", default split_size", 1.05),
             ("backward", ", against stock's deterministic=True", 1.0),
@@ -139,12 +139,12 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def _goals_of_main(rows: Sequence[Row]) -> list[Goal]:
-    prefill, decode, backward = (_ratios(rows, group, "on") for group in ("prefill", "decode", "backward"))
-    one_chunk = _ratios(rows, "prefill", "on 2048", only=lambda row: row.len_k <= 2048)
-    chunked = _ratios(rows, "chunked", "on", ("stock", "stock, one split"))
+    prefill, decode, backward = (ratios(rows, group, "on") for group in ("prefill", "decode", "backward"))
+    one_chunk = ratios(rows, "prefill", "on 2048", only=lambda row: row.len_k <= 2048)
+    chunked = ratios(rows, "chunked", "on", ("stock", "stock, one split"))
     against_one = [
         1 / r
-        for r in _ratios(
+        for r in ratios(
             rows,
             "decode",
             "on",
@@ -158,7 +158,7 @@ def _goals_of_main(rows: Sequence[Row]) -> list[Goal]:
         Goal("prefill, default split_size: the worst", worst(prefill), 1.10, "×"),
         Goal("prefill, keys within one chunk: the worst", worst(one_chunk), 1.01, "×"),
         Goal("prefill: memory above stock's, the most", worst(_extra(rows, "prefill")), 1, "MiB"),
-        Goal("prefill, split_size 512: geometric mean", mean(_ratios(rows, "prefill", "on 512")), 1.15, "×"),
+        Goal("prefill, split_size 512: geometric mean", mean(ratios(rows, "prefill", "on 512")), 1.15, "×"),
         Goal("512 new tokens on 16 k and 128 k, against stock's best: the worst", worst(chunked), 1.05, "×"),
         Goal("decode, default split_size: geometric mean", mean(decode), 1.0, "×"),
         Goal("decode, default split_size: the worst", worst(decode), 1.10, "×"),
@@ -176,7 +176,7 @@ def _goals_of_main(rows: Sequence[Row]) -> list[Goal]:
         ),
         Goal(
             "mode off, against stock, prefill: geometric mean",
-            mean(_ratios(rows, "prefill", "off")),
+            mean(ratios(rows, "prefill", "off")),
             1.01,
             "×",
         ),

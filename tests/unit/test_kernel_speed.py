@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -239,3 +240,27 @@ def test_the_benchmark_finds_its_own_modules_and_measures_the_head_dims_of_the_k
             "256",
         )
     ]
+
+
+FIGURES = {  # of a row of README.md, each with the means that it tells
+    "prefill and decode, mode off": [("prefill", "off"), ("decode", "off")],
+    "prefill, mode on": [("prefill", "on 2048")],
+    "decode, mode on": [("decode", "on 2048")],
+    "gradients, mode on, against stock's": [("backward", "on")],
+}
+
+
+@pytest.mark.parametrize("told_of", FIGURES)
+def test_the_readme_s_means_are_those_of_the_file(told_of: str) -> None:
+    """They were those of an earlier wheel once."""
+    measured = kernel_figures.read(layout.ROOT / "docs/bench.json").rows
+    (line,) = [
+        line
+        for line in (layout.ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith(f"| {told_of} ")
+    ]
+    told = [re.findall(r"(\d\.\d\d) ×", cell) for cell in line.split("|")[2:4]]
+    for head_dim, cell in zip((64, 128), told, strict=True):
+        rows = [row for row in measured if row.head_dim == head_dim]
+        means = [kernel_figures.mean(kernel_figures.ratios(rows, *which)) for which in FIGURES[told_of]]
+        assert cell == [f"{mean:.2f}" for mean in means]
