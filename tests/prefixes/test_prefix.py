@@ -133,6 +133,10 @@ def gradients(
     return list(call(dout, q, k, v, out, lse, None, None, None, None, *options, *more))
 
 
+EMULATOR = ctypes.CDLL(str(extension._LIBRARY))
+EMULATOR.emulator_launches.restype = EMULATOR.emulator_instructions.restype = ctypes.c_ulonglong
+
+
 def machine(order: int = 0, resident: int = 1) -> None:
     """The emulated GPU of 132 multiprocessors, looking for races.
 
@@ -140,7 +144,7 @@ def machine(order: int = 0, resident: int = 1) -> None:
         order: of blocks and warps; 0: as they come, else the seed of a random one.
         resident: blocks that run side by side, in turns.
     """
-    ctypes.CDLL(str(extension._LIBRARY)).emulator_set(132, order, 1, resident)
+    EMULATOR.emulator_set(132, order, 1, resident)
 
 
 @pytest.fixture(autouse=True)
@@ -199,15 +203,18 @@ def test_without_the_mode_a_row_follows_the_call() -> None:
 
 @pytest.mark.parametrize("path", [pytest.param(2, marks=FOLDS), pytest.param(8, marks=STANDARD)])
 def test_a_row_has_one_result_whichever_kernel_folds(mode: None, path: int) -> None:
-    """Chunks of a call of few rows are spread over thread blocks; here one walks them."""
+    """Chunks of a call of few rows are spread over thread blocks, and a second kernel folds; here one block walks them."""
     problem = inputs(1, 150, 600)
+    first = EMULATOR.emulator_launches()
     spread = dense(*problem)[0]
+    second = EMULATOR.emulator_launches()
     close(spread, reference(*problem))
     before = extension._test_paths(path)
     try:
         assert same(dense(*problem)[0], spread)
     finally:
         extension._test_paths(before)
+    assert (second - first, EMULATOR.emulator_launches() - second) == (2, 1)
 
 
 def in_other_orders() -> Iterator[None]:
@@ -228,10 +235,8 @@ def test_gradients_depend_neither_on_the_batch_nor_on_the_order_of_blocks(mode: 
 
 def test_without_the_mode_gradients_follow_the_order_of_blocks() -> None:
     """The control."""
-    problem, dout = (
-        inputs(2, 200, 600),
-        drawn(2, 200, 4, DIM, seed=9),
-    )  # enough that some sum rounds otherwise
+    problem = inputs(2, 200, 600)  # enough that some sum rounds otherwise
+    dout = drawn(2, 200, 4, DIM, seed=9)
     dq, *_ = gradients(dout, *problem)
     assert not all(same(gradients(dout, *problem)[0], dq) for _ in in_other_orders())
 
@@ -247,9 +252,12 @@ def test_small_pages_hold_the_same_keys(mode: None, page: int) -> None:
 @since("Let the heads of a group share tiles for a few queries")
 def test_heads_that_share_tiles_have_the_results_of_heads_with_keys_of_their_own(mode: None) -> None:
     q, k, v = inputs(2, 4, 700, heads=8)
+    first = EMULATOR.emulator_instructions()
     shared = dense(q, k, v)[0]
+    second = EMULATOR.emulator_instructions()
     close(shared, reference(q, k, v))
     assert same(shared, dense(q, *(t.repeat_interleave(4, dim=2) for t in (k, v)))[0])
+    assert 2 * (second - first) < EMULATOR.emulator_instructions() - second, "no tile was shared"
 
 
 def scores(queries: int, keys: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
