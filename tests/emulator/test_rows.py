@@ -574,6 +574,53 @@ def test_where_chunks_are_folded(machine: Machine, where: str, launches: int) ->
     assert machine.launches == before + launches
 
 
+@pytest.mark.parametrize("resident", [1, 7])
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_chunks_fold_in_turns_in_whatever_order_thread_blocks_run(
+    machine: Machine, order: int, resident: int
+) -> None:
+    """A launch more combines what is left: one partial result of each row."""
+    config = built(heads=2, heads_k=1, causal=True)
+    config.need("split")
+    sequence = Draw(7).sequence(config, 100, 9 * BLOCK + 5)
+    machine.set(order=order, resident=resident)
+    taken = {}
+    with deterministic_mode(split_size=BLOCK):
+        with route("in one thread block"):
+            expected = dense(config, [sequence])
+        for where in ("apart", "apart, in turns"):
+            before = machine.launches
+            machine.watch_memory()
+            with route(where):
+                dense(config, [sequence]).assert_same(expected, where)
+            assert machine.launches == before + 2
+            taken[where] = machine.largest_allocation
+    assert taken["apart, in turns"] < 0.5 * taken["apart"]
+
+
+@pytest.mark.parametrize(
+    ("len_q", "blocks", "more", "in_turns"),
+    [(33, 4, 0, True), (33, 4, -1, False), (32, 4, 0, False), (33, 1, 0, DIM >= 96)],
+)
+def test_chunks_fold_in_turns_where_they_are_many_and_long_and_tiles_are_full(
+    machine: Machine, len_q: int, blocks: int, more: int, in_turns: bool
+) -> None:
+    """One multiprocessor has two chunks of a block of rows at work. Shorter ones than 12288 / DIM keys would wait for each other."""
+    config = built(heads=1, heads_k=1)
+    config.need("split")
+    chunks = max(12, math.ceil(294912 / (blocks * BLOCK * DIM))) + more
+    sequence = Draw(7).sequence(config, len_q, chunks * blocks * BLOCK)
+    machine.set(processors=1)
+    executed = []
+    with deterministic_mode(split_size=blocks * BLOCK):
+        for where in ("as the GPU is filled", "apart, in turns"):
+            before = machine.instructions
+            with route(where):
+                dense(config, [sequence])
+            executed.append(machine.instructions - before)
+    assert (executed[0] == executed[1]) == in_turns
+
+
 def test_the_number_of_processors_decides_where(machine: Machine) -> None:
     config = built(heads=2, heads_k=2)
     config.need("split")

@@ -27,7 +27,7 @@ from timing import Call, geometric_mean, measure, write
 
 import flash_attn_2_cuda  # isort: skip - torch and flash_attn load the libraries that it needs
 
-UNEVEN, ONE_BLOCK, APART, STANDARD, OWN_TILES = 1, 2, 4, 8, 16  # _test_paths of the extension
+UNEVEN, ONE_BLOCK, APART, STANDARD, IN_TURNS, OWN_TILES = 1, 2, 4, 8, 16, 32  # _test_paths of the extension
 
 PREFILL = ((4, 2048), (8, 4096), (16, 8192))
 DECODE = ((1, 32768), (1, 131072), (4, 16384), (8, 32768), (16, 16384), (64, 4096), (256, 2048))
@@ -214,6 +214,8 @@ def gradients(stock: Any, d: int, batch: int, length: int, causal: bool) -> Case
 
 def million(stock: Any, d: int) -> Case:
     q, k, v = tensor(1, NEW, HEADS[1], d), tensor(1, MILLION, HEADS[1], d), tensor(1, MILLION, HEADS[1], d)
+    calls = variants(stock, lambda e: prefill(e, q, k, v, True), 512)
+    calls["on 2048, apart"] = on(2048, calls["off"], APART)
     return Case(
         "million keys",
         d,
@@ -223,7 +225,7 @@ def million(stock: Any, d: int) -> Case:
         HEADS[1],
         HEADS[1],
         True,
-        variants(stock, lambda e: prefill(e, q, k, v, True), 512),
+        calls,
     )
 
 
@@ -246,7 +248,7 @@ def cases(group: str, stock: Any, d: int) -> Iterator[Case]:
 
 def differing_bits(d: int) -> Iterator[dict[str, Any]]:
     """Does a path change a bit? Even shapes, each with and without."""
-    paths = {"uneven": UNEVEN, "apart": APART, "standard": STANDARD} | (
+    paths = {"uneven": UNEVEN, "apart": APART, "in turns": APART | IN_TURNS, "standard": STANDARD} | (
         {"one block": ONE_BLOCK} if one_block_fits(d) else {}
     )
     for batch, len_q, len_k, causal in EVEN:

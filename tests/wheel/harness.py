@@ -165,7 +165,8 @@ ROUTES = {
     "as for uneven lengths": 1,
     "in one thread block": 2,
     "apart": 4,
-    "apart, each head in its own tiles": 4 | 16,
+    "apart, in turns": 4 | 16,
+    "apart, each head in its own tiles": 4 | 32,
     "in the standard kernel": 8,
 }
 

@@ -926,6 +926,7 @@ def test_small_shapes_for_compute_sanitizer(config: Config) -> None:
         assert_accurate(config, varlen(config, sequences, 1), sequences[1])
         assert_accurate(config, cache(config, sequences, 1100, 0), sequences[0])
         assert_accurate(config, paged(config, sequences, draw.generator, 0), sequences[0])
-        for where in ("in one thread block", "in the standard kernel"):  # which so few rows would not get
+        # Which so few rows would not get
+        for where in ("in one thread block", "apart, in turns", "in the standard kernel"):
             with route(where):
                 assert_accurate(config, varlen(config, sequences, 1), sequences[1])

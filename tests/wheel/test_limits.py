@@ -159,17 +159,21 @@ def budget_of(config: Config, len_q: int, len_k: int) -> int:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_few_rows_on_a_million_keys_take_little_scratch(head_dim: int) -> None:
-    """Each chunk has a thread block: without slices, 12 GiB at head dim 128."""
+    """Each chunk has a thread block: with a partial result of each, 12 GiB at head dim 128."""
     config = Config(head_dim=head_dim, heads=32, heads_k=4)
     config.need("split")
     need_memory(2**34)
-    taken, rows = scratch_of(config, 1, 384, 2**20, 512)
     budget = budget_of(config, 384, 2**20)
+    with route("apart"):
+        taken, sliced = scratch_of(config, 1, 384, 2**20, 512)
     assert budget // 2 < taken <= budget, f"{taken / 2**20:.0f} MiB"
     with route("in one thread block"):
         taken, alone = scratch_of(config, 1, 384, 2**20, 512)
     assert taken <= 2**20
-    rows.assert_same(alone, "in slices against in one thread block")
+    sliced.assert_same(alone, "in slices against in one thread block")
+    taken, rows = scratch_of(config, 1, 384, 2**20, 512)
+    assert taken <= 2 * 384 * 32 * (head_dim + 2) * 4 + 2**20, f"{taken / 2**20:.0f} MiB"
+    rows.assert_same(alone, "in turns against in one thread block")
 
 
 def test_prefill_takes_as_little_where_a_thread_block_has_no_room_to_fold() -> None:
