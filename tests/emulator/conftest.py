@@ -20,6 +20,7 @@ HALF_NAME = "fp16" if any("fp16" in name for name in harness.KERNELS) else "bf16
 HALF = harness.DTYPES[HALF_NAME]
 
 
+TURNS = 3
 drawn = 1.0  # --drawn
 
 
@@ -31,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1.0,
         help="of the problems that hypothesis draws (0 to 1)",
     )
+    parser.addoption(
+        "--turn",
+        type=int,
+        choices=range(TURNS),
+        help=f"of the cases marked long, run one in {TURNS}, from this one on (default: all)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +45,15 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn = config.getoption("--drawn")
     if not 0 < drawn <= 1:
         raise pytest.UsageError(f"--drawn {drawn:g}: a share is more than 0 and at most 1.")
+    config.addinivalue_line("markers", "long: takes ten seconds and more; see --turn")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    turn = config.getoption("--turn")
+    long = [item for item in items if turn is not None and item.get_closest_marker("long")]
+    others = {item for number, item in enumerate(long) if number % TURNS != turn}
+    config.hook.pytest_deselected(items=[*others])
+    items[:] = [item for item in items if item not in others]
 
 
 def built(**options: Any) -> harness.Config:
