@@ -1,4 +1,4 @@
-"""Large kernels get their parameters from constant memory: no body is left a function that takes a pointer to them."""
+"""A large split kernel gets its parameters from constant memory: its body is no function that takes a pointer to them."""
 
 from __future__ import annotations
 
