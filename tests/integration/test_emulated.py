@@ -100,6 +100,15 @@ def test_kernels_without_mask_and_bias() -> None:
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.in_turn(0)
+def test_kernels_for_up_to_16_rows(every_turn: bool) -> None:
+    share = [] if every_turn else ["--pytest=--drawn=0.25"]
+    done = emulate("--kernels", "hdim64,fp16,split", "--pytest=-ra", "--pytest=-k", "--pytest=narrow", *share)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
+    assert re.search(r"\d+ passed", done.stdout)
+    assert "skipped" not in done.stdout, "a case was left out"
+
+
 def test_a_failure_is_an_error() -> None:
     done = emulate("--pytest=-k", "--pytest=nothing_has_this_name")
     assert done.returncode == VerifyError.exit_code
