@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +47,7 @@ def write_model(folder: Path) -> str:
     serving_engine.write_model(folder, "llama")
     with torch.device("meta"):
         shapes = LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).state_dict()
-    weights = {}
-    for name, like in shapes.items():  # as serving_engine.randomize
-        drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-        gain = 3.0 if "lm_head" in name else 2.0 if "q_proj" in name or "k_proj" in name else 1.0
-        if like.dim() == 1:
-            drawn = 1 + 0.1 * drawn
-        elif "embed_tokens" not in name:
-            drawn *= gain / math.sqrt(like.shape[1])
-        weights[name] = drawn.to(torch.bfloat16)
+    weights = {name: serving_engine.drawn(name, like).to(torch.bfloat16) for name, like in shapes.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return str(folder)
 

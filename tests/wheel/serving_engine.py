@@ -74,29 +74,34 @@ def write_model(folder: Path, kind: str, **other: Any) -> str:
     return str(folder)
 
 
-def randomize(model: Any) -> int:
-    """Fill a model's weights: the same in every engine. Scores and logits spread as those of a trained model do.
+def drawn(name: str, like: Any) -> Any:
+    """A weight of this name, float32: the same in every engine. Scores and logits spread as those of a trained model do."""
+    import torch
 
-    Returns: how many were filled.
-    """
+    generator = torch.Generator("cpu").manual_seed(zlib.crc32(name.encode()))
+    weight = torch.randn(like.shape, generator=generator, dtype=torch.float32)
+    if "norm" in name:
+        return 1 + 0.1 * weight
+    if "bias" in name:
+        return 0.1 * weight
+    if like.dim() > 1 and "embed_tokens" not in name:  # and not sinks
+        # The scores of random queries and keys of unit variance have a variance of one: sharpened here.
+        sharpened = any(part in name for part in ("qkv", "q_proj", "k_proj"))
+        gain = 2.0 if sharpened else 3.0 if "lm_head" in name else 1.0
+        weight *= gain / math.sqrt(like.shape[-1])
+    return weight
+
+
+def randomize(model: Any) -> int:
+    """Fill a model's weights. Returns: how many were filled."""
     import torch
 
     count = 0
     for name, parameter in sorted(model.named_parameters()):
         if not parameter.is_floating_point():
             continue
-        generator = torch.Generator("cpu").manual_seed(zlib.crc32(name.encode()))
-        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-        if "norm" in name:
-            drawn = 1 + 0.1 * drawn
-        elif "bias" in name:
-            drawn *= 0.1
-        elif parameter.dim() > 1 and "embed_tokens" not in name:  # and not sinks
-            # The scores of random queries and keys of unit variance have a variance of one: sharpened here.
-            gain = 2.0 if "qkv" in name else 3.0 if "lm_head" in name else 1.0
-            drawn *= gain / math.sqrt(parameter.shape[-1])
         with torch.no_grad():
-            parameter.copy_(drawn.to(parameter))
+            parameter.copy_(drawn(name, parameter).to(parameter))
         count += 1
     return count
 
