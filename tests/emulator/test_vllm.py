@@ -15,11 +15,15 @@ import pytest
 import torch
 from conftest import DIM, HALF, built
 from harness import Config, Mismatch, Sequence
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import prove_vllm
+import run_vllm_tests
 import serving
+import serving_engine
 from flash_attn.serving import kernels
 from flash_attn.serving import vllm as plugin
 
@@ -249,3 +253,44 @@ def test_without_the_mode_an_engine_s_answers_differ(tmp_path: Path) -> None:
     """The negative control."""
     _, rows = prove(tmp_path / "rows.json", "--control", "--way", "plain")
     assert any(rows[0]["differences"].values())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    serving_engine.write_model(folder, "llama")
+    run_vllm_tests.write_tokenizer(folder, serving_engine.VOCABULARY)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@given(
+    st.lists(st.integers(3, serving_engine.VOCABULARY - 1), max_size=40), st.text(" .,'?!naTe\n", max_size=20)
+)
+def test_a_text_made_of_tokens_has_those_tokens(tokenizer: Any, tokens: list[int], prompt: str) -> None:
+    """As vLLM's own tests need it: they ask for a prompt and what followed it once more."""
+    assert len(tokenizer) == serving_engine.VOCABULARY
+    assert tokenizer.encode(prompt + tokenizer.decode(tokens)) == [*tokenizer.encode(prompt), *tokens]
+
+
+@pytest.mark.parametrize(
+    ("body", "passed"),
+    [
+        ("assert backend == 'CUSTOM'", True),
+        ("pytest.skip('no')", False),
+    ],
+)
+def test_vllm_s_own_tests_get_the_backend_and_must_pass(tmp_path: Path, body: str, passed: bool) -> None:
+    name = run_vllm_tests.TESTS[1]
+    test = (
+        "import pytest\nfrom vllm.config import VllmConfig\n"
+        "@pytest.mark.parametrize('backend', ['FLASH_ATTN', 'TRITON_ATTN'])\n"
+        "@pytest.mark.parametrize(('block_m', 'block_n'), [(16, 16), (8, 16)])\n"
+        f"def {name}(backend, block_m, block_n):\n    {body}\n"
+        f"def {run_vllm_tests.TESTS[0]}():\n    raise AssertionError\n"
+    )
+    (tmp_path / run_vllm_tests.FILE).write_text(test, encoding="utf-8")
+    row = run_vllm_tests.run(tmp_path / run_vllm_tests.FILE, name, "model", "CUSTOM", limit=120)
+    assert row["passed"] == passed, row
+    assert ("output" in row) != passed

@@ -15,7 +15,7 @@ SUITE = Path(__file__).resolve().parents[1] / "wheel"
 OWN = {p.stem for p in SUITE.glob("*.py")}
 ALLOWED = {"flash_attn", "flash_attn_2_cuda", "pytest", "torch"}
 # Programs that kernels run in, and what comes with them: only what is for them imports them.
-CLIENTS = {"safetensors", "sglang", "transformers", "vllm"}
+CLIENTS = {"safetensors", "sglang", "tokenizers", "transformers", "vllm"}
 
 
 def imported_by(node: ast.AST) -> set[str]:

@@ -38,20 +38,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_model(folder: Path) -> str:
-    """A small Llama of random weights: SGLang's own dummies are so small that attention adds nothing."""
-    import torch
-    from safetensors.torch import save_file
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    serving_engine.write_model(folder, "llama")
-    with torch.device("meta"):
-        shapes = LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).state_dict()
-    weights = {name: serving_engine.drawn(name, like).to(torch.bfloat16) for name, like in shapes.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return str(folder)
-
-
 def scheduler_without_mode(*arguments: Any, **named: Any) -> Any:
     """SGLang's process that runs the model, with the backend's deterministic mode off."""
     from flash_attn.serving.sglang_backend import Backend
@@ -152,7 +138,8 @@ def main() -> int:
     os.environ.update(SGLANG_PLUGINS=NAME, SGLANG_IS_FLASHINFER_AVAILABLE="false")
     failed, rows, expected = False, [], None
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder, "llama"))
+        # SGLang's own dummies are so small that attention adds nothing.
+        model = serving_engine.write_weights(Path(folder, "llama"))
         for way in options.way or WAYS:
             job = {"model": model, "way": way, "control": options.control}
             made, found = serving_engine.in_child(__file__, job, invariant=False), {}

@@ -1,4 +1,4 @@
-"""vLLM's engine in this process, on models with random weights: for prove_vllm.py and bench_vllm.py.
+"""Models with random weights, and vLLM's engine in this process, for the scripts beside.
 
 Each engine has a process of its own (``in_child``), because vLLM reads its environment once and keeps a GPU's memory.
 """
@@ -104,6 +104,20 @@ def randomize(model: Any) -> int:
             parameter.copy_(drawn(name, parameter).to(parameter))
         count += 1
     return count
+
+
+def write_weights(folder: Path) -> str:
+    """A folder with a small Llama and its random weights, for an engine that reads them itself."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    write_model(folder, "llama")
+    with torch.device("meta"):
+        shapes = LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).state_dict()
+    weights = {name: drawn(name, like).to(torch.bfloat16) for name, like in shapes.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
 
 
 def engine(model: str, backend: str, fill: bool = True, **options: Any) -> Any:
