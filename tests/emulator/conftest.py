@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,6 +101,10 @@ def draw(_: Any, __: torch.device, increment: int) -> tuple[int, int, None, None
 
 flash_attn_2_cuda.random_state.draw = draw
 flash_attn_2_cuda.NEEDS_GPU = False
+
+
+# Whether a thread block has 99 KiB of shared memory, and not 163 or more.
+SMALL = os.environ["FORK_EMULATED_GPU"] in ("86", "89", "120", "121")
 
 
 class Machine:

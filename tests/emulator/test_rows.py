@@ -15,7 +15,7 @@ from dataclasses import replace
 import flash_attn_2_cuda
 import pytest
 import torch
-from conftest import DIM, HALF, HALF_NAME, MACHINE, Machine, built, problems
+from conftest import DIM, HALF, HALF_NAME, MACHINE, SMALL, Machine, built, problems
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from gradients import begun_at
 from harness import (
@@ -771,9 +771,7 @@ def test_slices_append_what_the_call_appends(budget: int) -> None:
         assert_that_all_new_keys_are_appended(config, 5, 4 * BLOCK - 5, "apart", BLOCK, 140)
 
 
-SHARED = (
-    99 if os.environ["FORK_EMULATED_GPU"] in ("86", "89", "120", "121") else 163
-)  # KiB of a thread block, at least
+SHARED = 99 if SMALL else 163  # KiB of a thread block, at least
 if SHARED * 1024 < (64 + 2 * BLOCK) * 2 * DIM + 64 * 4 * DIM + 512:  # --arch 89 from head dim 128 on
 
     @pytest.mark.parametrize("causal", [False, True])
