@@ -47,14 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not 0 < drawn <= 1:
         raise pytest.UsageError(f"--drawn {drawn:g}: a share is more than 0 and at most 1.")
     config.addinivalue_line("markers", "long: takes ten seconds and more; see --turn")
-    config.addinivalue_line("markers", "narrow: of head dims that have kernels for up to 16 rows")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     turn = config.getoption("--turn")
     long = [item for item in items if turn is not None and item.get_closest_marker("long")]
     others = {item for number, item in enumerate(long) if number % TURNS != turn}
-    others |= {item for item in items if DIM % 64 and item.get_closest_marker("narrow")}
     config.hook.pytest_deselected(items=[*others])
     items[:] = [item for item in items if item not in others]
 

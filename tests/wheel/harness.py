@@ -168,6 +168,8 @@ ROUTES = {
     "apart, in turns": 4 | 16,
     "apart, each head in its own tiles": 4 | 32,
     "in the standard kernel": 8,
+    "in one thread block, in tiles of 64 rows": 2 | 64,
+    "apart, in tiles of 64 rows": 4 | 64,
 }
 
 
