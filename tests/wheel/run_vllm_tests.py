@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -26,7 +25,8 @@ from typing import Any
 import serving_engine
 
 FILE = "test_batch_invariance.py"
-BACKEND = "FLASH_ATTN_TESTED"  # the environment variable's name
+# Environment variables: what the tests get, and where it is written how many passed, failed and so on.
+BACKEND, COUNTS = "FLASH_ATTN_TESTED", "FLASH_ATTN_COUNTS"
 TESTS = (
     "test_simple_generation",
     "test_logprobs_bitwise_batch_invariance_bs1_vs_bsN",
@@ -51,6 +51,13 @@ def pytest_generate_tests(metafunc: Any) -> None:
             mark.args[1][:] = [os.environ[BACKEND]]
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Here ends what the tests' pytest calls."""
+    outcomes = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+    found = {name: len(terminalreporter.stats[name]) for name in outcomes if name in terminalreporter.stats}
+    Path(os.environ[COUNTS]).write_text(json.dumps(found), encoding="utf-8")
+
+
 def write_tokenizer(folder: Path, size: int) -> None:
     """Tokens are characters, so that a text made of tokens has those tokens again, whatever they are."""
     from tokenizers import Tokenizer, decoders, models
@@ -71,12 +78,6 @@ def write_tokenizer(folder: Path, size: int) -> None:
     ).save_pretrained(folder)
 
 
-def counts(words: str) -> dict[str, int]:
-    """Of pytest's last words, which others may follow."""
-    told = re.findall(r"^.*\d+ \w+.* in \d[\d.:()]*s?\b.*$", words, re.MULTILINE) or [""]
-    return {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|error|skipped|xfailed)", told[-1])}
-
-
 def run(file: Path, test: str, model: str, backend: str, limit: float) -> dict[str, Any]:
     """One test, in a process of its own."""
     environment = {**os.environ, **serving_engine.environment(invariant=True, v2=None)}
@@ -84,19 +85,21 @@ def run(file: Path, test: str, model: str, backend: str, limit: float) -> dict[s
     for name in ("VLLM_BATCH_INVARIANT", "VLLM_ENABLE_V1_MULTIPROCESSING"):
         del environment[name]
     here = str(Path(__file__).parent)
-    environment |= {
-        "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])),
-        "VLLM_TEST_MODEL": model,
-        BACKEND: backend,
-    }
     # Of flex_attn's block sizes one: another backend has none.
     only = f"{test} and not 8-16"
     command = [sys.executable, "-m", "pytest", str(file), "-c", os.devnull, "-k", only]
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        with subprocess.Popen(
+    with tempfile.TemporaryDirectory() as folder:
+        counts, log = Path(folder, "counts.json"), Path(folder, "log")
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])),
+            "VLLM_TEST_MODEL": model,
+            BACKEND: backend,
+            COUNTS: str(counts),
+        }
+        with log.open("wb") as output, subprocess.Popen(
             [*command, "-q", "-p", Path(__file__).stem, "-p", "no:cacheprovider"],
-            env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         ) as started:  # fmt: skip
             try:
                 status = started.wait(limit)
@@ -105,9 +108,8 @@ def run(file: Path, test: str, model: str, backend: str, limit: float) -> dict[s
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(started.pid, signal.SIGKILL)  # the engine, which would keep the GPU
-        log.seek(0)
-        words = log.read()
-    found = counts(words)
+        words = log.read_text(encoding="utf-8", errors="replace")
+        found = json.loads(counts.read_text(encoding="utf-8")) if counts.is_file() else {}
     took = round(time.monotonic() - began, 1)
     passed = status == 0 and found == {"passed": 1}
     return {"test": test, "backend": backend, "counts": found, "seconds": took, "passed": passed} | (
@@ -130,6 +132,8 @@ def main() -> int:
         parser.error(
             f"no {FILE} in {options.tests}; --tests takes the folder tests/v1/determinism of vLLM's sdist"
         )
+    if not options.output.absolute().parent.is_dir():
+        parser.error(f"no folder {options.output.absolute().parent} for --output; make it")
     if options.backend == "CUSTOM" and not serving_engine.found_by_vllm():
         parser.error("vLLM would not find the backend: install the wheel (pip install dist/flash_attn-….whl)")
     rows: list[dict[str, Any]] = []
