@@ -137,3 +137,17 @@ def test_no_races_in_shared_memory(machine: Machine, where: str, order: int) -> 
         machine.set(races=True, order=order)
         with route(where):
             dense(config, [sequence]).assert_same(expected, "watched")
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_no_races_between_the_chunks_of_a_thread_block(machine: Machine, order: int) -> None:
+    """With one multiprocessor a thread block takes all chunks of its rows, which several warps leave."""
+    config = built(heads=8, heads_k=8)
+    config.need("split")
+    sequence = Draw(8).sequence(config, 9, 3 * BLOCK)
+    with deterministic_mode(split_size=BLOCK):
+        with route(WIDE):
+            expected = dense(config, [sequence])
+        machine.set(processors=1, races=True, order=order)
+        with route("apart"):
+            dense(config, [sequence]).assert_same(expected, "watched")
