@@ -25,7 +25,9 @@ HINT = "Check the network and pip's configuration (pip config list)."  # of an i
 
 def installing(python: str | Path, *arguments: str | Path) -> list[str | Path]:
     """The command that installs for a Python: options of ``pip install``, then what to install."""
-    return [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", *arguments]
+    # Most modules of torch are never imported: to compile them all to bytecode takes 20 s.
+    quick = ("--disable-pip-version-check", "--progress-bar=off", "--no-compile")
+    return [python, "-m", "pip", "install", *quick, *arguments]
 
 
 @dataclass(frozen=True)
