@@ -32,14 +32,17 @@ class Suite:
     remembered: str = ""  # where in the user's cache it notes what compiles, if it does
     processes: int = 1  # run its cases, at most, each on a core
     roomy: int = 0  # GiB of the GPU's memory from which on there are several
-    by_file: bool = False  # a file's cases stay in one process, which makes what they share once
+    by_file: bool = False  # on a GPU a file's cases stay in one process, which makes what they share once
 
     def parallel(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-        """The arguments of pytest-xdist on a machine with these GPUs, of which a suite uses the first."""
+        """The arguments of pytest-xdist on a machine with these GPUs, of which a suite uses the first.
+
+        Without a GPU, what runs is mostly imports of torch in processes of their own, which share nothing.
+        """
         count = min(self.processes, os.cpu_count() or 1)
-        if self.roomy and not (gpus and gpus[0].gib >= self.roomy):
+        if self.roomy and gpus and gpus[0].gib < self.roomy:
             count = 1
-        dist = "loadfile" if self.by_file else "worksteal"
+        dist = "loadfile" if self.by_file and gpus else "worksteal"
         return ("--numprocesses", str(count), "--dist", dist) if count > 1 else ()
 
     def proves(self, name: str) -> bool:
