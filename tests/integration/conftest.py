@@ -9,14 +9,14 @@ import pytest
 
 from tests.integration.turns import turn
 
-TURNS = 3
+TURNS = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-cases",
         action="store_true",
-        help="run the cases marked long too, and of those marked in_turn a third, as CI does",
+        help="run the cases marked long too, and of those marked in_turn the ones whose turn it is, as CI does",
     )
     parser.addoption(
         "--every-turn",
@@ -49,11 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
 
 
-def _turns(config: pytest.Config) -> Callable[[int], bool]:
+def _turns(config: pytest.Config) -> Callable[..., bool]:
     if not config.getoption("--all-cases"):
-        return lambda _: False
-    turns = range(TURNS) if config.getoption("--every-turn") else (turn(TURNS),)
-    return lambda one: one in turns
+        return lambda *_: False
+    turns = set(range(TURNS)) if config.getoption("--every-turn") else {turn(TURNS)}
+    return lambda *own: not turns.isdisjoint(own)
 
 
 @pytest.fixture(scope="session")
@@ -63,8 +63,8 @@ def all_cases(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def is_turn(pytestconfig: pytest.Config) -> Callable[[int], bool]:
-    """The same of cases marked in_turn, by their turn."""
+def is_turn(pytestconfig: pytest.Config) -> Callable[..., bool]:
+    """The same of cases marked in_turn, by their turns."""
     return _turns(pytestconfig)
 
 

@@ -34,7 +34,7 @@ def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_rows_keep_their_bits_under_emulation(every_turn: bool) -> None:
-    share = [] if every_turn else ["--pytest=--drawn=0.25", f"--pytest=--turn={turn(3)}"]
+    share = [] if every_turn else ["--pytest=--drawn=0.25", f"--pytest=--turn={turn(6)}"]
     done = emulate("--pytest=-ra", *share)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert "skipped" not in done.stdout, "a case was left out"
@@ -79,7 +79,7 @@ def test_the_small_cases_that_hold_up_to_a_patch_all_hold_at_the_end() -> None:
         pytest.param(
             "vllm",
             marks=[
-                pytest.mark.in_turn(1),
+                pytest.mark.in_turn(4),
                 pytest.mark.skipif(
                     sys.version_info < (3, 11), reason="what vLLM needs has no wheel for this Python"
                 ),
@@ -93,14 +93,14 @@ def test_an_engine_s_own_classes_call_the_kernels(client: str) -> None:
     assert "skipped" not in done.stdout, "a case was left out"
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(2)
 def test_kernels_without_mask_and_bias() -> None:
     done = emulate("--kernels", "hdim32,fp16,split,causal,no-bias", "--pytest=-k", "--pytest=left_out")
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert "1 passed" in done.stdout
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1)
 def test_kernels_for_up_to_16_rows(every_turn: bool) -> None:
     share = [] if every_turn else ["--pytest=--drawn=0.25"]
     done = emulate("--kernels", "hdim64,fp16,split", "--pytest=-ra", "--pytest=-k", "--pytest=narrow", *share)

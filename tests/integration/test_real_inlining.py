@@ -33,7 +33,7 @@ template __global__ void flash_fwd_splitkv_kernel<Traits, /*causal*/ true, false
 
 @pytest.mark.network
 @pytest.mark.nvcc
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(2)
 def test_the_body_of_a_large_kernel_is_inlined(tmp_path: Path) -> None:
     loaded = matrix.load(layout.MATRIX)
     _, applied = clone.apply(loaded, Source.SDIST)

@@ -1,9 +1,8 @@
 """One file serves several torches and Pythons: it installs, imports and says what is wrong with calls beside each.
 
-A run takes one pair of each CUDA release, in turn by the number of commits; the case's name tells which.
-``TORCHES=all`` takes all, and so does ``--every-turn``. No GPU is needed, and nothing is proved. A torch and its
-CUDA libraries take some GB of disk: where there are fewer, or pip's constraints allow no such torch, a case is
-skipped, and says so.
+A run takes one pair, in turn by the number of commits; the case's name tells which. ``TORCHES=all`` takes
+all, and so does ``--every-turn``. No GPU is needed, and nothing is proved. A torch and its CUDA libraries take
+some GB of disk: where there are fewer, or pip's constraints allow no such torch, a case is skipped, and says so.
 """
 
 from __future__ import annotations
@@ -23,11 +22,17 @@ from tests.integration.turns import turn
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
 ROOT = Path(__file__).resolve().parents[2]
-# torch and Python, by target, and a kernel file that another test compiles for it.
-PAIRS = {
-    "cu13": [("2.15.0", "3.13"), ("2.13.0", "3.10"), ("2.14.1", "3.11"), ("2.12.1", "3.12")],
-    "cu12": [("2.6.0", "3.10"), ("2.9.1", "3.12"), ("2.10.0", "3.13"), ("2.7.1", "3.11")],
-}
+# target, torch and Python; and by target a kernel file that another test compiles for it
+PAIRS = [
+    ("cu13", "2.15.0", "3.13"),
+    ("cu12", "2.6.0", "3.10"),
+    ("cu13", "2.13.0", "3.10"),
+    ("cu12", "2.9.1", "3.12"),
+    ("cu13", "2.14.1", "3.11"),
+    ("cu12", "2.10.0", "3.13"),
+    ("cu13", "2.12.1", "3.12"),
+    ("cu12", "2.7.1", "3.11"),
+]
 BYTES = 14e9  # of disk: pip's download and what it becomes, and the next call's
 KERNELS = {"cu13": "hdim64,fp16,fwd,causal", "cu12": "hdim32,fp16,fwd,causal"}
 
@@ -38,16 +43,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _in_turn(target: str) -> list[tuple[str, str]]:
-    if os.environ.get("TORCHES") == "all":
-        return PAIRS[target]
-    return [PAIRS[target][turn(len(PAIRS[target]))]]
-
-
 CHOSEN = [
-    pytest.param(target, *pair, id=f"{target}-torch{pair[0]}-py{pair[1]}")
-    for target in PAIRS
-    for pair in _in_turn(target)
+    pytest.param(target, torch, python, id=f"{target}-torch{torch}-py{python}")
+    for target, torch, python in (PAIRS if os.environ.get("TORCHES") == "all" else [PAIRS[turn(len(PAIRS))]])
 ]
 
 

@@ -30,8 +30,8 @@ CHANGED_SINCE = "fork_combine_kernel"  # it finds the head of each row since hea
 FILES = [
     "fwd_hdim32_fp16_causal",
     "bwd_hdim32_fp16_causal",
-    pytest.param("fwd_hdim32_fp16", marks=pytest.mark.in_turn(2)),
-    pytest.param("split_hdim32_fp16_causal", marks=pytest.mark.in_turn(2)),
+    pytest.param("fwd_hdim32_fp16", marks=pytest.mark.in_turn(5)),
+    pytest.param("split_hdim32_fp16_causal", marks=pytest.mark.in_turn(5)),
 ]
 Code = Mapping[str, Mapping[str, objects.Code]]  # by file and kernel
 
@@ -51,14 +51,14 @@ def is_rare(name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory, is_turn: Callable[[int], bool]) -> tuple[Code, Code]:
+def code(tmp_path_factory: pytest.TempPathFactory, is_turn: Callable[..., bool]) -> tuple[Code, Code]:
     """With the patches that take kernels away, and without."""
     subjects = [patch.subject for patch in model.read(layout.PATCHES / "flash-attn").patches]
     loaded = matrix.load(layout.MATRIX)
     _, whole = clone.apply(loaded, Source.SDIST)
     folder = tmp_path_factory.mktemp("before") / "source"
     _, part = clone.apply(loaded, Source.SDIST, folder, count=subjects.index(BEFORE))
-    wanted = tuple(k for words in KERNELS + LONG * is_turn(2) for k in kernel_set.parse_kernels(words))
+    wanted = tuple(k for words in KERNELS + LONG * is_turn(5) for k in kernel_set.parse_kernels(words))
     ours, before = compare.compiled([(whole, wanted), (part, wanted)], "90")
     return ours, before
 
