@@ -31,16 +31,17 @@ class Suite:
     cpp: bool = False  # whether it runs the C++ API's tests, where there is a GPU
     remembered: str = ""  # where in the user's cache it notes what compiles, if it does
     processes: int = 1  # run its cases, at most, each on a core
-    roomy: int = 0  # GiB of the GPU's memory from which on there are several
+    roomy: int = 0  # GiB of the GPU's memory from which on there are several, if there is a GPU
     by_file: bool = False  # on a GPU a file's cases stay in one process, which makes what they share once
 
-    def parallel(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    def parallel(self, gpus: Sequence[Gpu], *, untold: bool = False) -> tuple[str, ...]:
         """The arguments of pytest-xdist on a machine with these GPUs, of which a suite uses the first.
 
-        Without a GPU, what runs is mostly imports of torch in processes of their own, which share nothing.
+        untold: torch has a GPU, and the driver does not tell which. Without any, no memory of one is shared,
+        and cases of one file share nothing.
         """
         count = min(self.processes, os.cpu_count() or 1)
-        if self.roomy and gpus and gpus[0].gib < self.roomy:
+        if self.roomy and (untold or (gpus and gpus[0].gib < self.roomy)):
             count = 1
         dist = "loadfile" if self.by_file and gpus else "worksteal"
         return ("--numprocesses", str(count), "--dist", dist) if count > 1 else ()

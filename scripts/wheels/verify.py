@@ -221,12 +221,19 @@ def _run_suite(
     there = gpus.found()
     if kind.cpp and there:
         options += cpp_tests.option(tried, facts.provenance.cuda, root / "cpp")
+    parallel = kind.parallel(there, untold=not there and _has_gpu(python))
     command = [
         *(python, "-m", "pytest", folder, "-c", os.devnull, f"--rootdir={folder}"),
-        *("-q", "-p", "no:cacheprovider", *kind.parallel(there), *options, *extra),
+        *("-q", "-p", "no:cacheprovider", *parallel, *options, *extra),
     ]
     words, environment = [str(word) for word in command], {**os.environ, "PYTHONPATH": ""}
     return subprocess.run(words, cwd=root, env=environment, check=False).returncode
+
+
+def _has_gpu(python: Path) -> bool:
+    """Whether torch has a GPU, told by nvidia-smi or not: part of one, say."""
+    asked: list[str | Path] = [python, "-c", "import torch; raise SystemExit(not torch.cuda.is_available())"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
 def keep_proof(path: Path, proof: Path, result: Proof) -> None:
