@@ -21,7 +21,7 @@ HALF_NAME = "fp16" if any("fp16" in name for name in harness.KERNELS) else "bf16
 HALF = harness.DTYPES[HALF_NAME]
 
 
-TURNS = 6
+TURNS = 6  # as tests/integration/turns.py has
 drawn = 1.0  # --drawn
 
 

@@ -141,7 +141,7 @@ def test_no_races_in_shared_memory(machine: Machine, where: str, order: int) -> 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_no_races_between_the_chunks_of_a_thread_block(machine: Machine, order: int) -> None:
-    """With one multiprocessor a thread block takes all chunks of its rows, which several warps leave."""
+    """With one multiprocessor a thread block takes all chunks of its rows; a warp may be done with one before others."""
     config = built(heads=8, heads_k=8)
     config.need("split")
     sequence = Draw(8).sequence(config, 9, 3 * BLOCK)

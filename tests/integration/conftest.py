@@ -7,16 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.turns import turn
-
-TURNS = 6
+from tests.integration.turns import TURNS, turn
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-cases",
         action="store_true",
-        help="run the cases marked long too, and of those marked in_turn the ones whose turn it is, as CI does",
+        help="run the cases marked long too, and of those marked in_turn the ones whose turn it is, as .ci/run does",
     )
     parser.addoption(
         "--every-turn",
@@ -50,10 +48,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turns(config: pytest.Config) -> Callable[..., bool]:
-    if not config.getoption("--all-cases"):
-        return lambda *_: False
-    turns = set(range(TURNS)) if config.getoption("--every-turn") else {turn(TURNS)}
-    return lambda *own: not turns.isdisjoint(own)
+    turns: set[int] = set()
+    if config.getoption("--all-cases"):
+        turns = set(range(TURNS)) if config.getoption("--every-turn") else {turn(TURNS)}
+
+    def is_turn(*own: int) -> bool:
+        if not own or not set(range(TURNS)).issuperset(own):
+            raise pytest.UsageError(f"in_turn{own}: name turns from 0 to {TURNS - 1}.")
+        return not turns.isdisjoint(own)
+
+    return is_turn
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from scripts.lab import emulator
 from scripts.series import model
 from scripts.source import matrix
 from scripts.wheels import toolchain
-from tests.integration.turns import turn
+from tests.integration.turns import TURNS, turn
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -34,7 +34,7 @@ def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_rows_keep_their_bits_under_emulation(every_turn: bool) -> None:
-    share = [] if every_turn else ["--pytest=--drawn=0.25", f"--pytest=--turn={turn(6)}"]
+    share = [] if every_turn else ["--pytest=--drawn=0.25", f"--pytest=--turn={turn(TURNS)}"]
     done = emulate("--pytest=-ra", *share)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert "skipped" not in done.stdout, "a case was left out"

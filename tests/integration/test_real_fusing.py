@@ -33,7 +33,7 @@ _FADD, _OPCODE = 0x21, 0x1FF  # whatever the kinds of operands
 
 def fused_by_the_rule(ptx: str) -> Iterator[tuple[str, int]]:
     """By kernel: sums that name no rounding of a product that names none and is all that its register ever holds."""
-    # A function after the kernel names registers of its own alike.
+    # A function after the kernel has its own registers, with the same names.
     for kernel in re.findall(r"\.entry (.*?)(?=\.entry |\.func |\Z)", ptx, re.DOTALL):
         instructions = re.findall(r"^\s*(?:@!?%p\d+ )?([a-z0-9_.:]+)\s+([^;]*);", kernel, re.MULTILINE)
         writes = Counter(

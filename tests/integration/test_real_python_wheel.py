@@ -142,7 +142,7 @@ def verify(wheel: Path, *chosen: str) -> subprocess.CompletedProcess[str]:
 def test_the_static_half_of_its_suite_passes_and_compiles_every_kernel_that_the_gpu_half_calls(
     wheel: Path, is_turn: Callable[..., bool]
 ) -> None:
-    """Cases of the GPU half are counted as not run. Out of turn they are left out, with their kernels."""
+    """Cases of the GPU half are counted as not run. Out of turn they are left out, with their kernels and those of other architectures."""
     if shutil.which("nvidia-smi"):
         pytest.skip("this machine has a GPU: nox -s verify proves wheels here")
     if not is_turn(1, 4):

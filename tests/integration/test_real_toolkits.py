@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.in_turn(2, 4)
+@pytest.mark.in_turn(1, 5)
 def test_a_kernel_file_is_compiled_by_the_assembled_toolkit() -> None:
     target = matrix.load(ROOT / "wheel_matrix.toml").named("cu12")
     command = [

@@ -1,8 +1,8 @@
 """One file serves several torches and Pythons: it installs, imports and says what is wrong with calls beside each.
 
-A run takes one pair, in turn by the number of commits; the case's name tells which. ``TORCHES=all`` takes
-all, and so does ``--every-turn``. No GPU is needed, and nothing is proved. A torch and its CUDA libraries take
-some GB of disk: where there are fewer, or pip's constraints allow no such torch, a case is skipped, and says so.
+A run takes one pair, in turn by the number of commits; the case's name tells which. ``TORCHES=all`` takes all,
+and so does ``--every-turn``. No GPU is needed, and nothing is proved. A torch and its CUDA libraries take some
+GB of disk: where there are fewer, or pip's constraints allow no such torch, a case is skipped, and says so.
 """
 
 from __future__ import annotations

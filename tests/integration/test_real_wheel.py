@@ -103,7 +103,6 @@ def test_it_installs_imports_and_passes_the_static_half_and_is_not_called_verifi
     assert {case["outcome"] for case in proof["cases"].values()} == {"passed", "not run"}
 
 
-@pytest.mark.in_turn(2, 4)
 def test_a_wheel_whose_provenance_lies_fails_verification(wheel: Path, tmp_path: Path) -> None:
     """Whoever seals a lie has a wheel that agrees with itself; the static half compares it with what is in it."""
     whole = contents.read(wheel)

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+TURNS = 6  # of tests marked in_turn, and of the long cases of tests/emulator
 
 
 def turn(of: int) -> int:

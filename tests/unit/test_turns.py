@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,25 @@ def test_a_shallow_clone_has_none(commits: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(turns, "ROOT", tmp_path / "shallow")
     with pytest.raises(RuntimeError, match="--every-turn"):
         turns.turn(3)
+
+
+def test_the_emulator_s_suite_has_as_many_turns() -> None:
+    text = (turns.ROOT / "tests/emulator/conftest.py").read_text(encoding="utf-8")
+    assert f"\nTURNS = {turns.TURNS} " in text
+
+
+@pytest.mark.parametrize("marker", ["in_turn", "in_turn()", f"in_turn(0, {turns.TURNS})"])
+def test_a_turn_that_never_comes_is_an_error(marker: str, tmp_path: Path) -> None:
+    conftest = (turns.ROOT / "tests/integration/conftest.py").read_text(encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
+    case = f"import pytest\n@pytest.mark.{marker}\ndef test_it(): pass\n"
+    (tmp_path / "test_it.py").write_text(case, encoding="utf-8")
+    command = ["-m", "pytest", str(tmp_path), "-c", os.devnull, f"--rootdir={tmp_path}", "--every-turn"]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=turns.ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"name turns from 0 to {turns.TURNS - 1}" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Here ends what the tests' pytest calls."""
+    """Write the counts of outcomes for the process that started this pytest."""
     outcomes = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
     found = {name: len(terminalreporter.stats[name]) for name in outcomes if name in terminalreporter.stats}
     Path(os.environ[COUNTS]).write_text(json.dumps(found), encoding="utf-8")
