@@ -221,7 +221,7 @@ def _run_suite(
     there = gpus.found()
     if kind.cpp and there:
         options += cpp_tests.option(tried, facts.provenance.cuda, root / "cpp")
-    parallel = kind.parallel(there, untold=not there and _has_gpu(python))
+    parallel = kind.parallel(there, untold=bool(kind.roomy) and not there and _has_gpu(python))
     command = [
         *(python, "-m", "pytest", folder, "-c", os.devnull, f"--rootdir={folder}"),
         *("-q", "-p", "no:cacheprovider", *parallel, *options, *extra),
