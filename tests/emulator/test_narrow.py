@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import DIM, MACHINE, SMALL, Machine, built, problems
 from flash_attn import deterministic_mode, flash_attn_with_kvcache
-from harness import Config, Draw, assert_accurate, cache, dense, route
+from harness import Config, Draw, Rows, assert_accurate, cache, dense, in_pages, paged, route
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import beside
@@ -15,6 +15,7 @@ from limits import assert_that_all_new_keys_are_appended
 BLOCK = 128 if DIM <= 128 else 64
 ROWS = 16
 WIDE = "in one thread block, in tiles of 64 rows"
+CHOSEN = "as the GPU is filled"
 HERE = ("apart", "in one thread block")
 
 
@@ -65,6 +66,48 @@ def test_rows_have_the_bits_of_tiles_of_64_rows(
         with route(data.draw(st.sampled_from(HERE))):
             found.assert_same(expected, spare=9, page=page)
     assert_accurate(config, expected, found.own)
+
+
+@problems(20)
+@given(
+    configs(),
+    st.integers(1, ROWS),
+    st.lists(st.integers(0, 700), min_size=1, max_size=2),
+    st.sampled_from([0, 1, 2, 3, 7]),
+    st.sampled_from([16, 48, 256]),
+    st.integers(0, 2**31),
+    st.tuples(st.integers(0, 100), st.sampled_from([1, 132])),
+)
+def test_with_the_mode_off_rows_have_the_bits_of_tiles_of_64_rows(
+    config: Config,
+    len_q: int,
+    lengths: list[int],
+    num_splits: int,
+    page: int,
+    seed: int,
+    machine_has: tuple[int, int],
+) -> None:
+    """Whether there are splits for upstream's kernel to combine or not. Some have no key."""
+    config.need("split")
+    draw = Draw(seed)
+    sequences = [draw.sequence(config, len_q, length) for length in lengths]
+    k, v, block_table = in_pages(sequences, draw.generator, page)
+    # With one multiprocessor, thread blocks take several splits each.
+    MACHINE.set(order=machine_has[0], processors=machine_has[1])
+    found = []
+    for where in (WIDE, CHOSEN):
+        with route(where):
+            out, lse = flash_attn_with_kvcache(
+                torch.stack([sequence.q for sequence in sequences]),
+                *(k, v),
+                cache_seqlens=torch.tensor(lengths, dtype=torch.int32),
+                block_table=block_table,
+                num_splits=num_splits,
+                return_softmax_lse=True,
+                **config.kwargs(),
+            )
+        found.append(Rows(out, lse))
+    found[1].assert_same(found[0], "with roles")
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -123,6 +166,25 @@ def test_up_to_sixteen_rows_have_kernels_of_their_own(
             cache(config, [sequence], 3 * BLOCK)
         executed.append(machine.instructions - before)
     assert (executed[0] != executed[1]) == (has_kernels and (DIM <= 64 or not SMALL))
+
+
+@pytest.mark.parametrize(
+    ("page", "rows", "has_kernels"), [(16, 1, True), (256, ROWS, True), (16, ROWS + 1, False)]
+)
+def test_calls_on_pages_have_them_with_the_mode_off(
+    machine: Machine, page: int, rows: int, has_kernels: bool
+) -> None:
+    config = built(heads=1, heads_k=1)
+    config.need("split")
+    draw = Draw(7)
+    sequence = draw.sequence(config, rows, 3 * BLOCK)
+    executed = []
+    for where in (CHOSEN, WIDE):
+        before = machine.instructions
+        with route(where):
+            paged(config, [sequence], draw.generator, page=page)
+        executed.append(machine.instructions - before)
+    assert (executed[0] != executed[1]) == (has_kernels and DIM <= 64)
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
