@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import DIM, MACHINE, SMALL, Machine, built, problems
 from flash_attn import deterministic_mode, flash_attn_with_kvcache
-from harness import Config, Draw, Rows, assert_accurate, cache, dense, in_pages, paged, route
+from harness import Config, Draw, assert_accurate, cache, dense, paged, route
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import beside
@@ -91,22 +91,12 @@ def test_with_the_mode_off_rows_have_the_bits_of_tiles_of_64_rows(
     config.need("split")
     draw = Draw(seed)
     sequences = [draw.sequence(config, len_q, length) for length in lengths]
-    k, v, block_table = in_pages(sequences, draw.generator, page)
     # With one multiprocessor, thread blocks take several splits each.
     MACHINE.set(order=machine_has[0], processors=machine_has[1])
     found = []
     for where in (WIDE, CHOSEN):
         with route(where):
-            out, lse = flash_attn_with_kvcache(
-                torch.stack([sequence.q for sequence in sequences]),
-                *(k, v),
-                cache_seqlens=torch.tensor(lengths, dtype=torch.int32),
-                block_table=block_table,
-                num_splits=num_splits,
-                return_softmax_lse=True,
-                **config.kwargs(),
-            )
-        found.append(Rows(out, lse))
+            found.append(paged(config, sequences, draw.generator, slice(None), page, num_splits))
     found[1].assert_same(found[0], "with roles")
 
 

@@ -291,14 +291,19 @@ def cache(
 
 
 def paged(
-    config: Config, sequences: list[Sequence], generator: torch.Generator, which: int = 0, page: int = 256
+    config: Config,
+    sequences: list[Sequence],
+    generator: torch.Generator,
+    which: int | slice = 0,
+    page: int = 256,
+    num_splits: int = 0,
 ) -> Rows:
-    """A paged KV cache."""
+    """A paged KV cache; with a slice for ``which`` its sequences stay stacked."""
     k, v, table = in_pages(sequences, generator, page)
     q = torch.stack([s.q for s in sequences])
     lengths = torch.tensor([len(s.k) for s in sequences], dtype=torch.int32, device=DEVICE)
     own = extras(sequences, table.shape[1] * page)
-    options = {**config.kwargs(), **own, "return_softmax_lse": True}
+    options = {**config.kwargs(), **own, "num_splits": num_splits, "return_softmax_lse": True}
     out, lse = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, **options)
     return Rows(out[which], lse[which])
 

@@ -3,22 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from flash_attn import deterministic_mode, flash_attn_with_kvcache
-from harness import (
-    DEVICE,
-    Config,
-    Draw,
-    Rows,
-    Sequence,
-    assert_accurate,
-    cache,
-    in_pages,
-    of_other_head_dims,
-    paged,
-    route,
-    seed_of,
-)
+from flash_attn import deterministic_mode
+from harness import Config, Draw, Sequence, assert_accurate, cache, of_other_head_dims, paged, route, seed_of
 
 pytestmark = pytest.mark.gpu
 
@@ -38,22 +24,6 @@ def sequences_of(config: Config, queries: int, longest: int) -> list[Sequence]:
     return [draw.sequence(config, queries, length) for length in (longest, 129, 16, 0)]
 
 
-def on_pages(config: Config, sequences: list[Sequence], page: int, num_splits: int) -> Rows:
-    """All rows of a call on a cache in pages."""
-    k, v, block_table = in_pages(sequences, Draw(page).generator, page)
-    lengths = torch.tensor([len(sequence.k) for sequence in sequences], dtype=torch.int32, device=DEVICE)
-    out, lse = flash_attn_with_kvcache(
-        torch.stack([sequence.q for sequence in sequences]),
-        *(k, v),
-        cache_seqlens=lengths,
-        block_table=block_table,
-        num_splits=num_splits,
-        return_softmax_lse=True,
-        **config.kwargs(),
-    )
-    return Rows(out, lse)
-
-
 @pytest.mark.parametrize("config", [config for config in CONFIGS if config.head_dim <= 64], ids=str)
 @pytest.mark.parametrize("queries", [1, 4, 16])
 @pytest.mark.parametrize("longest", [200, 2500])
@@ -63,12 +33,13 @@ def test_with_the_mode_off_pages_are_read_to_the_same_bits(
     """Some splits have no key, and one sequence has none."""
     config.need("split")
     sequences = sequences_of(config, queries, longest)
+    generator, every = Draw(1).generator, slice(None)
     for page in (16, 256):
         for num_splits in (0, 1, 3, 7):
             with route(WIDE):
-                expected = on_pages(config, sequences, page, num_splits)
+                expected = paged(config, sequences, generator, every, page, num_splits)
             with route(CHOSEN):
-                found = on_pages(config, sequences, page, num_splits)
+                found = paged(config, sequences, generator, every, page, num_splits)
             found.assert_same(expected, f"pages of {page}, {num_splits} splits")
 
 
