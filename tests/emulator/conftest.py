@@ -13,6 +13,7 @@ import flash_attn_2_cuda
 import harness
 import pytest
 import torch
+from flash_attn import fork_straight
 from hypothesis import HealthCheck, Phase, settings
 
 harness.DEVICE = "cpu"
@@ -99,6 +100,9 @@ def draw(_: Any, __: torch.device, increment: int) -> tuple[int, int, None, None
 
 flash_attn_2_cuda.random_state.draw = draw
 flash_attn_2_cuda.NEEDS_GPU = False
+# It was imported before that: here, too, it allocates past torch's dispatcher.
+fork_straight._needs_gpu = False
+fork_straight._strided, fork_straight._current_device = torch._C._dynamo.guards._empty_strided_cpu, lambda: -1
 
 
 # Whether a thread block has 99 KiB of shared memory, and not 163 or more.

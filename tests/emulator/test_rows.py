@@ -574,15 +574,16 @@ def test_where_chunks_are_folded(machine: Machine, where: str, launches: int) ->
     assert machine.launches == before + launches
 
 
+@pytest.mark.parametrize("len_q", [100, 130])  # in tiles of 128 rows where they may be; of 64
 @pytest.mark.parametrize("resident", [1, 7])
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_chunks_fold_in_turns_in_whatever_order_thread_blocks_run(
-    machine: Machine, order: int, resident: int
+    machine: Machine, order: int, resident: int, len_q: int
 ) -> None:
     """A launch more combines what is left: one partial result of each row."""
     config = built(heads=2, heads_k=1, causal=True)
     config.need("split")
-    sequence = Draw(7).sequence(config, 100, 9 * BLOCK + 5)
+    sequence = Draw(7).sequence(config, len_q, 9 * BLOCK + 5)
     machine.set(order=order, resident=resident)
     taken = {}
     with deterministic_mode(split_size=BLOCK):
@@ -596,6 +597,19 @@ def test_chunks_fold_in_turns_in_whatever_order_thread_blocks_run(
             assert machine.launches == before + 2
             taken[where] = machine.largest_allocation
     assert taken["apart, in turns"] < 0.5 * taken["apart"]
+
+
+@pytest.mark.parametrize("page", [16, 128, 256])
+def test_chunks_of_a_cache_in_pages_fold_in_turns(page: int) -> None:
+    """Not in tiles of 128 rows, whose kernel reads no pages. The cache has room for more chunks than there are."""
+    config = built(heads=2, heads_k=1, causal=True)
+    config.need("split")
+    draw = Draw(7)
+    sequences = [draw.sequence(config, 100, keys) for keys in (3 * BLOCK + 5, 7 * BLOCK)]
+    with deterministic_mode(split_size=BLOCK), route("apart, in turns"):
+        for which, sequence in enumerate(sequences):
+            got = paged(config, sequences, draw.generator, which, page)
+            got.assert_same(dense(config, [sequence]), str(which))
 
 
 @pytest.mark.parametrize(
@@ -619,6 +633,30 @@ def test_chunks_fold_in_turns_where_they_are_many_and_long_and_tiles_are_full(
                 dense(config, [sequence])
             executed.append(machine.instructions - before)
     assert (executed[0] == executed[1]) == in_turns
+
+
+# Above, registers have no room for them; nor has shared memory for two thread blocks where it is small.
+TALL = DIM < 64 or (DIM == 64 and not SMALL)
+
+
+def test_rows_that_fold_in_turns_share_keys_where_hardly_any_row_of_a_tile_is_empty(machine: Machine) -> None:
+    """Tiles of 128 rows load keys once where two of 64 load them twice."""
+    config = built(heads=1, heads_k=1)
+    config.need("split")
+
+    def executed(len_q: int, where: str) -> int:
+        sequence = Draw(7).sequence(config, len_q, 4 * BLOCK)
+        before = machine.instructions
+        with route(where):
+            dense(config, [sequence])
+        return machine.instructions - before
+
+    in_turns, low = "apart, in turns", "apart, in turns, in tiles of 64 rows"
+    with deterministic_mode(split_size=BLOCK):
+        for len_q in (64, 192):
+            assert executed(len_q, in_turns) == executed(len_q, low)
+        fewer = executed(128, low) - executed(128, in_turns)
+    assert fewer > 0 if TALL else fewer == 0
 
 
 def test_the_number_of_processors_decides_where(machine: Machine) -> None:

@@ -100,6 +100,37 @@ def test_tensors_that_kernels_cannot_load_take_the_long_way_to_the_same_bits(lon
         flash_attn_with_kvcache(q, off_by_one(k), k)
 
 
+def laid_out(how: str) -> torch.Tensor:
+    """The same queries of two sequences."""
+    q = drawn(1, 5, 4, DIM).expand(2, -1, -1, -1)
+    if how == "heads first":
+        return q.transpose(1, 2).contiguous().transpose(1, 2)
+    return q if how == "expanded" else q.contiguous()
+
+
+@pytest.mark.parametrize("how", ["contiguous", "heads first", "expanded"])
+@pytest.mark.parametrize("allocator", ["torch.compile's", "torch.empty"])
+def test_results_have_memory_of_their_own_wherever_queries_lie(
+    monkeypatch: pytest.MonkeyPatch, long_way: list[str], how: str, allocator: str
+) -> None:
+    """torch.empty makes them where this torch has no other way, or another GPU is the current one."""
+    q, k = laid_out(how), torch.cat([drawn(1, 9, 2, DIM, seed=seed) for seed in (1, 2)])
+    length = torch.tensor([9, 9], dtype=torch.int32)
+    expected = [flash_attn_func(q[i : i + 1], k[i : i + 1], k[i : i + 1]) for i in range(2)]
+    asked: list[int] = []
+    if allocator == "torch.empty":
+        monkeypatch.setattr(fork_straight, "_current_device", lambda: asked.append(1))
+    for call in (
+        lambda: flash_attn_func(q, k, k),
+        lambda: flash_attn_with_kvcache(q, k, k, cache_seqlens=length),
+    ):
+        out = call()
+        assert_same_bits(out, torch.cat(expected), how)
+        assert out.stride() == torch.empty_like(q).stride()
+    assert bool(asked) == (allocator == "torch.empty" and how == "contiguous")
+    assert long_way == []
+
+
 @pytest.mark.parametrize("enabled", [False, True], ids=["off", "on"])
 @pytest.mark.parametrize("named", straight.OPTIONS)
 def test_its_results_and_gradients_are_those_of_the_long_way(

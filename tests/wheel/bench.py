@@ -27,7 +27,8 @@ from timing import Call, geometric_mean, measure, write
 
 import flash_attn_2_cuda  # isort: skip - torch and flash_attn load the libraries that it needs
 
-UNEVEN, ONE_BLOCK, APART, STANDARD, IN_TURNS, OWN_TILES = 1, 2, 4, 8, 16, 32  # _test_paths of the extension
+# _test_paths of the extension
+UNEVEN, ONE_BLOCK, APART, STANDARD, IN_TURNS, OWN_TILES, WIDE = (2**bit for bit in range(7))
 
 PREFILL = ((4, 2048), (8, 4096), (16, 8192))
 DECODE = ((1, 32768), (1, 131072), (4, 16384), (8, 32768), (16, 16384), (64, 4096), (256, 2048))
@@ -215,7 +216,8 @@ def gradients(stock: Any, d: int, batch: int, length: int, causal: bool) -> Case
 def million(stock: Any, d: int) -> Case:
     q, k, v = tensor(1, NEW, HEADS[1], d), tensor(1, MILLION, HEADS[1], d), tensor(1, MILLION, HEADS[1], d)
     calls = variants(stock, lambda e: prefill(e, q, k, v, True), 512)
-    calls["on 2048, apart"] = on(2048, calls["off"], APART)
+    for name, paths in (("apart", APART), ("tiles of 64 rows", WIDE)):
+        calls[f"on 2048, {name}"] = on(2048, calls["off"], paths)
     return Case(
         "million keys",
         d,

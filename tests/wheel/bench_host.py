@@ -29,17 +29,22 @@ def calls() -> dict[str, Callable[[], Any]]:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=torch.float16)
 
-    new, cache = normal(1, 1, 32, 64), [normal(1, 128, 8, 64) for _ in range(2)]
+    new = normal(1, 1, 32, 64)
+    cache, longer = ([normal(1, tokens, 8, 64) for _ in range(2)] for tokens in (128, 2048))
     inputs = [normal(1, 64, 8, 64) for _ in range(3)]
     learned = [tensor.clone().requires_grad_() for tensor in inputs]
     packed = [tensor[0] for tensor in inputs]
-    length = torch.tensor([128], dtype=torch.int32, device="cuda")
+    length, more = (torch.tensor([tokens], dtype=torch.int32, device="cuda") for tokens in (128, 2048))
     offsets = torch.tensor([0, 64], dtype=torch.int32, device="cuda")
     heads_first = [tensor.transpose(1, 2) for tensor in inputs]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     return {
         "flash_attn_with_kvcache": lambda: flash_attn_with_kvcache(
             new, *cache, cache_seqlens=length, causal=True
+        ),
+        # With the mode off in several splits, for which a call has scratch and a second kernel
+        "flash_attn_with_kvcache, 2048 keys": lambda: flash_attn_with_kvcache(
+            new, *longer, cache_seqlens=more, causal=True
         ),
         "flash_attn_func": lambda: flash_attn_func(*inputs, causal=True),
         "flash_attn_func, with gradients": lambda: flash_attn_func(*learned, causal=True),

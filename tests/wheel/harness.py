@@ -166,6 +166,7 @@ ROUTES = {
     "in one thread block": 2,
     "apart": 4,
     "apart, in turns": 4 | 16,
+    "apart, in turns, in tiles of 64 rows": 4 | 16 | 64,
     "apart, each head in its own tiles": 4 | 32,
     "in the standard kernel": 8,
     "in one thread block, in tiles of 64 rows": 2 | 64,

@@ -524,6 +524,20 @@ def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(
             other.assert_same(one, f"{config}, split_size {split_size}, {where}")
 
 
+@pytest.mark.parametrize("page", [16, 128])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_chunks_of_a_cache_in_pages_fold_in_turns(head_dim: int, page: int) -> None:
+    """Not in tiles of 128 rows, whose kernel reads no pages. The cache has room for more chunks than there are."""
+    config = Config(head_dim=head_dim, heads=4, heads_k=2, causal=True)
+    config.need("split")
+    draw = Draw(7)
+    sequences = [draw.sequence(config, 200, keys) for keys in (600, 1500)]
+    with deterministic_mode(split_size=256), route("apart, in turns"):
+        for which, sequence in enumerate(sequences):
+            got = paged(config, sequences, draw.generator, which, page)
+            got.assert_same(dense(config, [sequence]), f"sequence {which}")
+
+
 @configs
 @pytest.mark.parametrize("split_size", [512, 1024])
 @pytest.mark.parametrize("lengths", [(1, 1), (200, 200), (77, 1500), (1, 4097), (600, 1025)], ids=str)
