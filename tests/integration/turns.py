@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TURNS = 6  # of tests marked in_turn, and of the long cases of tests/emulator
+TURNS = 6  # of tests marked in_turn, of the long cases of tests/emulator, and of the GPU half of tests/wheel4
 
 
 def turn(of: int) -> int:

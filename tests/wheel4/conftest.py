@@ -24,6 +24,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "wheel"))
 import compiled
 import ledger
 import machine
+import parts
 from ledger import (  # noqa: F401 - hooks and fixtures, which pytest looks for here
     entry,
     pytest_collection_finish,
@@ -60,6 +61,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="sm_90",
         help="what to compile for where there is no GPU: sm_80, sm_90 (the default), sm_100 or sm_120",
     )
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        type=parts.parse,
+        default=None,
+        help="of the GPU half's cases, part K of N alone: 1/6 to 6/6 are all",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (part := config.getoption("--part")) is None:
+        return
+    left_out = set(parts.left_out([item for item in items if item.get_closest_marker("gpu")], part))
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
 
 
 def pytest_configure(config: pytest.Config) -> None:
