@@ -17,6 +17,7 @@ from flash_attn import (
     flash_attn_interface,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    fork_front,
     fork_straight,
     get_deterministic_mode,
     set_deterministic_mode,
@@ -85,6 +86,110 @@ def test_calls_that_something_sees_take_the_long_way(long_way: list[str]) -> Non
     flash_attn_func(torch.nn.Parameter(q), k, k)
     flash_attn_func(q[..., :12], k[..., :12], k[..., :12])
     assert long_way == ["dense"] * 4
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of the library's functions calls on a cache reached, in order."""
+    reached: list[str] = []
+
+    def spy(name: str) -> None:
+        original: Callable[..., Any] = getattr(fork_front, name)
+
+        def call(*args: Any) -> Any:
+            reached.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(fork_front, name, call)
+
+    spy("_fwd_kvcache")
+    spy("_fwd_kvcache_short")
+    return reached
+
+
+CACHE = 2, 512, 2, DIM  # two sequences of two chunks, or two pages
+CHUNK = 256
+
+
+def lengths() -> torch.Tensor:
+    return torch.tensor([500, 270], dtype=torch.int32)
+
+
+STEPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "whole": dict,
+    "lengths": lambda: {"cache_seqlens": lengths()},
+    "causal": lambda: {"causal": True, "cache_seqlens": 400},
+    "scale": lambda: {"softmax_scale": 0.3},
+    "pages": lambda: {"block_table": torch.tensor([[1], [0]], dtype=torch.int32), "cache_seqlens": lengths()},
+}
+# What few have, and whether it reaches the library: the rest is refused.
+RARE: dict[str, tuple[Callable[[], dict[str, Any]], bool]] = {
+    "new keys": (lambda: {"k": keys(1), "v": keys(1), "cache_seqlens": lengths()}, True),
+    "new keys without values": (lambda: {"k": keys(1), "cache_seqlens": lengths()}, False),
+    "values without new keys": (lambda: {"v": keys(1)}, True),
+    "rotary without new keys": (lambda: {"rotary_cos": keys(512)[0, :, 0, :8]}, False),
+    "rotary's sines alone": (lambda: {"rotary_sin": keys(512)[0, :, 0, :8]}, True),
+    "index": (lambda: {"cache_batch_idx": torch.tensor([1, 0], dtype=torch.int32)}, True),
+    "padding": (
+        lambda: {"cache_leftpad": torch.tensor([2, 0], dtype=torch.int32), "cache_seqlens": 9},
+        True,
+    ),
+    "window": (lambda: {"window_size": (3, 1)}, True),
+    "softcap": (lambda: {"softcap": 5.0}, True),
+    "slopes": (lambda: {"alibi_slopes": torch.linspace(0.1, 0.5, 4)}, True),
+    "mask": (lambda: {"attn_mask": torch.ones(3, 512, dtype=torch.bool)}, True),
+    "bias": (lambda: {"attn_bias": drawn(4, 3, 512)}, True),
+    "sink": (lambda: {"learnable_sink": torch.zeros(4)}, True),
+}
+
+
+def keys(count: int) -> torch.Tensor:
+    return drawn(2, count, 2, DIM, seed=3)
+
+
+def step(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A call on a cache of its own: out and lse."""
+    k, v = drawn(*CACHE, seed=1), drawn(*CACHE, seed=2)
+    return flash_attn_with_kvcache(drawn(2, 3, 4, DIM), k, v, return_softmax_lse=True, **given)
+
+
+def assert_both_ways_agree(named: str, **given: Any) -> None:
+    short, full = step(**given), step(window_size=[-1, -1], **given)  # a list, which the short way leaves
+    for mine, other in zip(short, full, strict=True):
+        assert_same_bits(mine, other, named)
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["off", "on"])
+@pytest.mark.parametrize("named", STEPS)
+def test_a_decoding_step_gives_the_library_few_arguments_for_the_same_bits(
+    entries: list[str], long_way: list[str], named: str, enabled: bool
+) -> None:
+    with deterministic_mode(enabled, CHUNK):
+        assert_both_ways_agree(named, **STEPS[named]())
+    assert entries == ["_fwd_kvcache_short", "_fwd_kvcache"]
+    assert long_way == []
+
+
+def test_it_gives_the_number_of_splits_too(entries: list[str], long_way: list[str]) -> None:
+    """Which changes a row's bits."""
+    assert_both_ways_agree("two splits", num_splits=2)
+    assert not torch.equal(step(num_splits=2)[1], step(num_splits=1)[1])
+    assert entries == ["_fwd_kvcache_short", "_fwd_kvcache", *["_fwd_kvcache_short"] * 2]
+    assert long_way == []
+
+
+@pytest.mark.parametrize("named", RARE)
+def test_what_few_decoding_steps_have_reaches_the_library(
+    entries: list[str], long_way: list[str], named: str
+) -> None:
+    make, is_taken = RARE[named]
+    if is_taken:
+        step(**make())
+    else:
+        with pytest.raises(RuntimeError, match="must also be"):
+            step(**make())
+    assert entries == ["_fwd_kvcache"]
+    assert long_way == ["cache"] * (not is_taken)
 
 
 def test_tensors_that_kernels_cannot_load_take_the_long_way_to_the_same_bits(long_way: list[str]) -> None:
