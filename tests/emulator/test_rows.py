@@ -659,6 +659,31 @@ def test_rows_that_fold_in_turns_share_keys_where_hardly_any_row_of_a_tile_is_em
     assert fewer > 0 if TALL else fewer == 0
 
 
+@pytest.mark.parametrize(("more", "pays"), [(0, True), (-2, False)])
+def test_rows_that_fold_in_turns_share_keys_where_walks_are_many(
+    machine: Machine, more: int, pays: bool
+) -> None:
+    """Two multiprocessors have four walks of a tile of 128 rows at work. With fewer in all, waiting takes longer than it spares."""
+    config = built(heads=1, heads_k=1)
+    config.need("split")
+    at_work, fold = 4, 30 << 10  # in keys times head dim, as fork_split.h has it
+    blocks = math.ceil(fold * at_work / 4 / (2 * BLOCK * DIM))  # of a chunk, so that its walk is long enough
+    walk = 2 * blocks * BLOCK * DIM
+    chunks = 2 * max(6 * at_work, math.ceil(3 * fold * at_work**2 / walk)) + more
+    sequence = Draw(7).sequence(config, 128, chunks * blocks * BLOCK)
+    machine.set(processors=2)
+    executed = {}
+    with deterministic_mode(split_size=blocks * BLOCK):
+        for where in ("as the GPU is filled", "apart, in turns", "apart, in turns, in tiles of 64 rows"):
+            before = machine.instructions
+            with route(where):
+                dense(config, [sequence])
+            executed[where] = machine.instructions - before
+    filled, tall, low = executed.values()
+    assert (tall < low) == TALL
+    assert filled == (tall if pays else low)
+
+
 def test_the_number_of_processors_decides_where(machine: Machine) -> None:
     config = built(heads=2, heads_k=2)
     config.need("split")
