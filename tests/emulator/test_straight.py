@@ -27,10 +27,11 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+Spied = tuple[Any, str, str]  # an object, the name of its function, and what a call of it is told as
 
-@pytest.fixture
-def long_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what calls on the long way reached, in order."""
+
+def spied(monkeypatch: pytest.MonkeyPatch, *functions: Spied) -> list[str]:
+    """What calls reach of these functions, in order, as they come."""
     reached: list[str] = []
 
     def spy(owner: Any, name: str, said: str) -> None:
@@ -42,10 +43,20 @@ def long_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, call)
 
-    spy(flash_attn_interface.FlashAttnFunc, "apply", "dense")
-    spy(flash_attn_interface.FlashAttnVarlenFunc, "apply", "varlen")
-    spy(flash_attn_2_cuda, "fork_fwd_kvcache", "cache")
+    for function in functions:
+        spy(*function)
     return reached
+
+
+@pytest.fixture
+def long_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what calls on the long way reached, in order."""
+    return spied(
+        monkeypatch,
+        (flash_attn_interface.FlashAttnFunc, "apply", "dense"),
+        (flash_attn_interface.FlashAttnVarlenFunc, "apply", "varlen"),
+        (flash_attn_2_cuda, "fork_fwd_kvcache", "cache"),
+    )
 
 
 def drawn(*shape: int, seed: int = 0, gradient: bool = False) -> torch.Tensor:
@@ -91,20 +102,8 @@ def test_calls_that_something_sees_take_the_long_way(long_way: list[str]) -> Non
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of the library's functions calls on a cache reached, in order."""
-    reached: list[str] = []
-
-    def spy(name: str) -> None:
-        original: Callable[..., Any] = getattr(fork_front, name)
-
-        def call(*args: Any) -> Any:
-            reached.append(name)
-            return original(*args)
-
-        monkeypatch.setattr(fork_front, name, call)
-
-    spy("_fwd_kvcache")
-    spy("_fwd_kvcache_short")
-    return reached
+    names = "_fwd_kvcache", "_fwd_kvcache_short"
+    return spied(monkeypatch, *((fork_front, name, name) for name in names))
 
 
 CACHE = 2, 512, 2, DIM  # two sequences of two chunks, or two pages

@@ -73,9 +73,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (part := config.getoption("--part")) is None:
         return
-    left_out = set(parts.left_out([item for item in items if item.get_closest_marker("gpu")], part))
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=list(left_out))
+    left_out = parts.left_out([item for item in items if item.get_closest_marker("gpu")], part)
+    others = set(left_out)
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_configure(config: pytest.Config) -> None:
