@@ -35,6 +35,9 @@ class Product(Enum):
     BINDING = "what Python loads"
 
 
+_WRAPPED = ("cudaFuncSetAttribute", "__cudaLaunchKernel")
+
+
 def ffi_options(toolchain: Toolchain) -> list[str]:
     """What the linker is told of apache-tvm-ffi, which Python loads before us."""
     return [] if toolchain.ffi is None else [f"-L{toolchain.ffi.lib}", f"-l:{tvm_ffi.LIBRARY}"]
@@ -45,7 +48,7 @@ def link_options(toolchain: Toolchain, product: Product) -> list[str]:
 
     All are stripped. The wheel's parts and stock's extension need the CUDA runtime by the name that torch
     loads, so that a process has one. Ours need nothing else (``-z defs``); stock's needs torch. Kernel files
-    call cudaFuncSetAttribute through the core's ``__wrap_cudaFuncSetAttribute`` (core/launch.cpp).
+    call cudaFuncSetAttribute and CUDA 13's launch through the core's ``__wrap_…`` (core/launch.cpp).
     """
     major = toolchain.toolkit.release.partition(".")[0]
     runtime = f"-l:libcudart.so.{major}"
@@ -56,7 +59,7 @@ def link_options(toolchain: Toolchain, product: Product) -> list[str]:
         up = _way(f"{FORK.extension}/{EXTENSION}", str(PurePosixPath(LIBRARY_IN_WHEEL).parent))
         return [*own, f"-Wl,-soname,{EXTENSION}", *_searching(up, first=True), f"-l:{tvm_ffi.LIBRARY}"]
     # Its own calls stay within, whatever functions of these names a program has.
-    within = ["-Wl,-Bsymbolic-functions", "-Wl,--wrap=cudaFuncSetAttribute"]
+    within = ["-Wl,-Bsymbolic-functions", *(f"-Wl,--wrap={name}" for name in _WRAPPED)]
     library = [*own, f"-Wl,-soname,{LIBRARY}", *within]
     if product is Product.LIBRARY:
         return [*library, *_searching(_way(LIBRARY_IN_WHEEL, f"{runtime_package(major)}/lib")), runtime]

@@ -308,6 +308,22 @@ def test_a_traced_program_holds_the_attention(long_way: list[str]) -> None:
     assert long_way == ["dense"]
 
 
+def test_a_call_on_a_cache_that_is_traced_takes_the_long_way(long_way: list[str]) -> None:
+    q, k = drawn(2, 1, 4, DIM), drawn(2, 9, 2, DIM, seed=1)
+    lengths = torch.tensor([4, 9], dtype=torch.int32)
+
+    def call(query: torch.Tensor) -> torch.Tensor:
+        return flash_attn_with_kvcache(query, k, k, cache_seqlens=lengths, causal=True) * 1
+
+    expected = call(q)
+    assert long_way == []
+    assert_same_bits(torch.compile(call, backend="eager")(q), expected, "compiled")
+    assert set(long_way) == {"cache"}
+    long_way.clear()
+    torch.jit.trace(call, (q,), check_trace=False)
+    assert long_way == ["cache"]
+
+
 def test_forward_derivatives_are_refused_and_not_lost() -> None:
     q = drawn(2, 5, 4, DIM)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):

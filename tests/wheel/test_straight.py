@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import straight
@@ -63,6 +64,17 @@ def test_the_first_call_of_a_process_may_be_captured() -> None:
         [sys.executable, "-c", _CAPTURED_FIRST], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_thread_s_first_use_of_the_gpu_may_be_a_call() -> None:
+    """No context is current there yet, and the driver launches nothing without one."""
+    CONFIG.need("fwd", "split")
+    inputs = [straight.drawn(CONFIG, 9, 4, seed) for seed in range(3)]
+    expected, found = flash_attn_func(*inputs, causal=True), []
+    thread = threading.Thread(target=lambda: found.append(flash_attn_func(*inputs, causal=True)))
+    thread.start()
+    thread.join()
+    assert_same_bits(found[0], expected, "in a new thread")
 
 
 def test_calls_on_two_streams_share_no_result() -> None:
