@@ -35,7 +35,7 @@ class Product(Enum):
     BINDING = "what Python loads"
 
 
-_WRAPPED = ("cudaFuncSetAttribute", "__cudaLaunchKernel")
+_WRAPPED = ("cudaFuncSetAttribute", "__cudaGetKernel", "__cudaLaunchKernel")
 
 
 def ffi_options(toolchain: Toolchain) -> list[str]:

@@ -23,6 +23,7 @@ from flash_attn import (
     set_deterministic_mode,
 )
 from harness import assert_same_bits, cu_seqlens
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -309,11 +310,12 @@ def test_a_traced_program_holds_the_attention(long_way: list[str]) -> None:
 
 
 def test_a_call_on_a_cache_that_is_traced_takes_the_long_way(long_way: list[str]) -> None:
-    q, k = drawn(2, 1, 4, DIM), drawn(2, 9, 2, DIM, seed=1)
+    q, k = drawn(2, 1, 8, DIM), drawn(2, 9, 2, DIM, seed=1)
     lengths = torch.tensor([4, 9], dtype=torch.int32)
 
+    # Sliced within: torch.jit.trace makes a program's inputs contiguous. With a scale: else it is one of them.
     def call(query: torch.Tensor) -> torch.Tensor:
-        return flash_attn_with_kvcache(query, k, k, cache_seqlens=lengths, causal=True) * 1
+        return flash_attn_with_kvcache(query[:, :, :4], k, k, cache_seqlens=lengths, softmax_scale=0.25) * 1
 
     expected = call(q)
     assert long_way == []
@@ -321,6 +323,14 @@ def test_a_call_on_a_cache_that_is_traced_takes_the_long_way(long_way: list[str]
     assert set(long_way) == {"cache"}
     long_way.clear()
     torch.jit.trace(call, (q,), check_trace=False)
+    assert long_way == ["cache"]
+
+
+def test_a_call_on_a_cache_without_memory_is_refused(long_way: list[str]) -> None:
+    with FakeTensorMode() as mode:
+        q, k = (mode.from_tensor(drawn(2, tokens, 2, DIM)) for tokens in (1, 9))
+        with pytest.raises(RuntimeError, match="has no memory behind it"):
+            flash_attn_with_kvcache(q, k, k)
     assert long_way == ["cache"]
 
 

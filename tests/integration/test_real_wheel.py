@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from scripts.wheels import binaries, contents, sbom
 from scripts.wheels import wheel as packing
@@ -67,6 +69,18 @@ def test_the_name_and_the_content_say_what_it_is(wheel: Path) -> None:
         *("ld-linux-x86-64.so.2", "libc.so.6", "libcudart.so.13", "libgcc_s.so.1", "libm.so.6"),
         *("libstdc++.so.6", "libtvm_ffi.so"),
     )
+
+
+def test_no_launch_passes_the_library_by(wheel: Path, tmp_path: Path) -> None:
+    """A compiler that made another call of <<<>>> would lose what core/launch.cpp does at a launch."""
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.extract("flash_attn/cpp/lib/libflash_attention_v2.so.1", tmp_path)
+    with Path(library).open("rb") as file:
+        table = ELFFile(file).get_section_by_name(".dynsym")
+        assert isinstance(table, SymbolTableSection)
+        asked = {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] == "SHN_UNDEF"}
+    launches = {name for name in asked if "LaunchKernel" in name}
+    assert launches == {"__cudaLaunchKernel"}
 
 
 def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> None:

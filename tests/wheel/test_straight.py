@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import straight
@@ -66,15 +66,24 @@ def test_the_first_call_of_a_process_may_be_captured() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_thread_s_first_use_of_the_gpu_may_be_a_call() -> None:
-    """No context is current there yet, and the driver launches nothing without one."""
+@pytest.mark.parametrize("on", ["the null stream", "a stream"])
+def test_a_thread_s_first_use_of_the_gpu_may_be_a_call(on: str) -> None:
+    """No context is current there yet, without which the driver launches nothing on the null stream."""
     CONFIG.need("fwd", "split")
     inputs = [straight.drawn(CONFIG, 9, 4, seed) for seed in range(3)]
-    expected, found = flash_attn_func(*inputs, causal=True), []
-    thread = threading.Thread(target=lambda: found.append(flash_attn_func(*inputs, causal=True)))
-    thread.start()
-    thread.join()
-    assert_same_bits(found[0], expected, "in a new thread")
+    stream = torch.cuda.default_stream() if on == "the null stream" else torch.cuda.Stream()
+
+    def call() -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            return flash_attn_func(*inputs, causal=True)
+
+    expected = call()
+    call()  # leaves a block of memory that the next finds, without CUDA
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(call).result()
+    torch.cuda.synchronize()
+    assert_same_bits(found, expected, "in a new thread")
 
 
 def test_calls_on_two_streams_share_no_result() -> None:
