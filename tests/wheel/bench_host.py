@@ -2,24 +2,30 @@
 
     PYTHONPATH=SITE python tests/wheel/bench_host.py --against OTHER_SITE --json host.json
 
-SITE and OTHER_SITE are folders that wheels were installed to. Each round measures both in a process of its own, by turns.
-A host may be half again as slow for seconds, so of all rounds the least counts, and the ratio is that of these. A GPU is
-needed: launches are part of the time, and waiting for the GPU is not.
+SITE and OTHER_SITE are folders that wheels were installed to. Each wheel has a process of its own, and they measure a
+call by turns, some milliseconds each: a host may be half again as slow for seconds, which both then see. Importing is
+measured in processes of its own, by turns too. A time is the least of all rounds, and a ratio the median of the
+rounds'. A GPU is needed: launches are part of the time, and waiting for the GPU is not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-ROUNDS = 4
+ROUNDS = 60
+BATCHES = 40  # of timing.CALLS calls, in each round: the least counts
+IMPORTS = 4  # rounds of importing
+IMPORT = "import of flash_attn, s"
 
 
 def calls() -> dict[str, Callable[[], Any]]:
@@ -56,28 +62,99 @@ def calls() -> dict[str, Callable[[], Any]]:
     }
 
 
-def measured() -> dict[str, float]:
-    """Microseconds by call and mode, and seconds that importing flash_attn takes beyond torch."""
-    from timing import CALLS, host_microseconds  # with torch
+def _answers() -> TextIO:
+    """Where the parent reads: what a wheel prints goes with the errors."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def tell_import() -> None:
+    """Tell the seconds that importing flash_attn takes beyond torch."""
+    answers = _answers()
+    import torch
 
     began = time.perf_counter()
-    from flash_attn import set_deterministic_mode
+    import flash_attn
 
-    found = {"import of flash_attn, s": time.perf_counter() - began}
+    print(json.dumps(time.perf_counter() - began), file=answers, flush=True)
+    del torch, flash_attn
+
+
+def serve() -> None:
+    """Tell the names of the calls; then, for each line with a mode and a name, the time."""
+    answers = _answers()
+    from flash_attn import set_deterministic_mode
+    from timing import CALLS, host_microseconds  # with torch
+
+    every = calls()
     for enabled in (False, True):
         set_deterministic_mode(enabled)
-        for name, call in calls().items():
+        for call in every.values():
             for _ in range(CALLS):
                 call()
-            found[f"{name}, {'on' if enabled else 'off'}"] = host_microseconds(call)
-    return found
+    print(json.dumps(list(every)), file=answers, flush=True)
+    for line in sys.stdin:
+        mode, name = line.rstrip("\n").split(" ", 1)
+        set_deterministic_mode(mode == "on")
+        print(json.dumps(host_microseconds(every[name], BATCHES)), file=answers, flush=True)
 
 
-def _in_a_process(site: str | None) -> dict[str, float]:
-    path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, __file__, "--here"]
-    told = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.PIPE)
-    return dict(json.loads(told.stdout.splitlines()[-1]))
+class Site:
+    """A process with one wheel."""
+
+    def __init__(self, folder: str | None, role: str) -> None:
+        path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        command, env = [sys.executable, __file__, "--role", role], os.environ | {"PYTHONPATH": path}
+        self._process = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def ask(self, question: str = "") -> Any:
+        """What the process answers; without a question, what it tells first."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            if question:
+                stdin.write(f"{question}\n")
+                stdin.flush()
+        line = stdout.readline()
+        if not line:
+            raise SystemExit(
+                f"the process that measures ended with {self._process.wait()}; its error is above"
+            )
+        return json.loads(line)
+
+
+def by_turns(sides: Iterable[str], number: int) -> list[str]:
+    """Each side begins every other round."""
+    return sorted(sides, reverse=number % 2 == 0)
+
+
+def measured(folders: dict[str, str | None], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """By call and mode, and by site, microseconds for each round; and seconds that importing takes."""
+    rows: dict[str, dict[str, list[float]]] = {IMPORT: {side: [] for side in folders}}
+    for number in range(IMPORTS):
+        for side in by_turns(folders, number):
+            with Site(folders[side], "import") as site:
+                rows[IMPORT][side].append(site.ask())
+    with contextlib.ExitStack() as stack:
+        sites = {side: stack.enter_context(Site(folder, "calls")) for side, folder in folders.items()}
+        names, *_ = [site.ask() for site in sites.values()]
+        for number in range(rounds):
+            for question in (f"{mode} {name}" for mode in ("off", "on") for name in names):
+                mode, name = question.split(" ", 1)
+                row = rows.setdefault(f"{name}, {mode}", {side: [] for side in folders})
+                for side in by_turns(folders, number):
+                    row[side].append(sites[side].ask(question))
+    return rows
 
 
 def main() -> None:
@@ -85,29 +162,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--against", metavar="SITE", help="the other wheel's folder")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="how often each measures a call (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="write every figure here")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=("import", "calls"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.here:
-        print(json.dumps(measured()))
+    if arguments.role:
+        (tell_import if arguments.role == "import" else serve)()
         return
-    rounds = []
-    for _ in range(ROUNDS):
-        both = {"this": _in_a_process(None)}
-        if arguments.against:
-            both["other"] = _in_a_process(arguments.against)
-        rounds.append(both)
-    rows = {
-        name: {side: min(one[side][name] for one in rounds) for side in rounds[0]}
-        for name in rounds[0]["this"]
-    }
+    if arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds}: at least one is needed")
+    folders: dict[str, str | None] = {"this": None}
+    if arguments.against:
+        folders["other"] = arguments.against
+    rows = measured(folders, arguments.rounds)
+    told: dict[str, dict[str, float]] = {}
     for name, row in rows.items():
-        ratio = f"  {row['this'] / row['other']:.2f} x {row['other']:8.2f}" if "other" in row else ""
-        print(f"{name:40} {row['this']:8.2f}{ratio}")
+        told[name] = {side: min(times) for side, times in row.items()}
+        ratio = ""
+        if "other" in row:
+            pairs = zip(row["this"], row["other"], strict=True)
+            told[name]["ratio"] = statistics.median(mine / other for mine, other in pairs)
+            ratio = f"  {told[name]['ratio']:.3f} x {told[name]['other']:8.2f}"
+        print(f"{name:40} {told[name]['this']:8.2f}{ratio}")
     if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"format": 1, "rows": rows, "rounds": rounds}, indent=1) + "\n", encoding="utf-8"
-        )
+        from timing import write  # with torch
+
+        write(arguments.json, {"format": 2, "rows": told, "rounds": rows})
 
 
 if __name__ == "__main__":

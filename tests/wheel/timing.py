@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-CALLS, REPEATS = 20, 300  # of a warm call: in a row, which the GPU does not keep waiting, and how often
+CALLS = 20  # of a warm call in a row, which the GPU does not keep waiting
 FEWEST = 5  # times that a call is measured at least
 BUSY = 2_000_000  # cycles, a millisecond: longer than a call takes to be on its way
 
@@ -67,10 +67,10 @@ def measure(calls: dict[str, Call], seconds: float = 0.6) -> dict[str, dict[str,
     return results
 
 
-def host_microseconds(call: Callable[[], object]) -> float:
+def host_microseconds(call: Callable[[], object], repeats: int) -> float:
     """What a warm call keeps the caller's thread: the least, for a host that does other things too only adds to it."""
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(CALLS):

@@ -1,0 +1,104 @@
+"""The measurement of host time, with a torch that computes nothing and wheels that only wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[1] / "wheel/bench_host.py"
+TORCH = "import sys\nfrom unittest.mock import MagicMock\n\nsys.modules[__name__] = MagicMock()\n"
+WHEEL = """
+import time
+from pathlib import Path
+
+print("a word of the wheel's")
+FOLDER = Path(__file__).parent
+waited = {microseconds}
+
+
+def _wait(*_, **__):
+    until = time.perf_counter() + waited * 1e-6
+    while time.perf_counter() < until:
+        pass
+
+
+flash_attn_func = flash_attn_varlen_func = flash_attn_with_kvcache = _wait
+
+
+def set_deterministic_mode(enabled):
+    global waited
+    waited = {microseconds} * (3 if enabled else 1)
+    with (FOLDER.parent / "asked").open("a") as file:
+        file.write(f"{{FOLDER.name}} {{'on' if enabled else 'off'}}\\n")
+    {then}
+"""
+ROUNDS = 4
+
+
+def site(folder: Path, microseconds: int, then: str = "pass") -> Path:
+    folder.mkdir()
+    (folder / "torch.py").write_text(TORCH)
+    (folder / "flash_attn.py").write_text(WHEEL.format(microseconds=microseconds, then=then))
+    return folder
+
+
+def bench(this: Path, *arguments: str, rounds: int = ROUNDS) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, BENCH, "--rounds", str(rounds), *arguments],
+        env=os.environ | {"PYTHONPATH": str(this)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_wheels_that_measure_by_turns_are_compared(tmp_path: Path) -> None:
+    this, other = site(tmp_path / "this", 20), site(tmp_path / "other", 40)
+    done = bench(this, "--against", str(other), "--json", str(tmp_path / "host.json"))
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "host.json").read_text())
+    for mode, microseconds in (("off", 20), ("on", 60)):
+        row = told["rows"][f"flash_attn_func, {mode}"]
+        assert row["this"] == pytest.approx(microseconds, rel=0.5)
+        assert row["ratio"] == pytest.approx(0.5, rel=0.3)
+        assert len(told["rounds"][f"flash_attn_func, {mode}"]["other"]) == ROUNDS
+    line = next(line for line in done.stdout.splitlines() if line.startswith("flash_attn_func, on"))
+    assert f"{told['rows']['flash_attn_func, on']['ratio']:.3f} x" in line
+
+    # A call at a time, and each begins every other round.
+    asked = (tmp_path / "asked").read_text().split("\n")[4:-1]  # after each wheel's first calls of both modes
+    calls = len(asked) // (ROUNDS * 4)
+    first = [line for mode in ("off", "on") for line in [f"this {mode}", f"other {mode}"] * calls]
+    second = [line for mode in ("off", "on") for line in [f"other {mode}", f"this {mode}"] * calls]
+    assert asked == [*first, *second] * (ROUNDS // 2)
+
+
+def test_one_wheel_is_measured_alone(tmp_path: Path) -> None:
+    done = bench(site(tmp_path / "this", 20))
+    assert done.returncode == 0, done.stderr
+    assert "import of flash_attn, s" in done.stdout
+    assert " x " not in done.stdout
+    assert "a word of the wheel's" in done.stderr
+
+
+@pytest.mark.parametrize("when", ["at once", "after a while"])
+def test_a_process_that_fails_ends_the_measurement_with_its_error(tmp_path: Path, when: str) -> None:
+    fail = "raise ValueError('no GPU')"
+    if when == "after a while":
+        fail = f"if (FOLDER.parent / 'asked').read_text().count('on') > 3: {fail}"
+    done = bench(site(tmp_path / "this", 20, fail))
+    assert done.returncode == 1
+    assert "ValueError: no GPU" in done.stderr
+    assert "the process that measures ended with 1" in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_no_round_is_refused(tmp_path: Path) -> None:
+    done = bench(site(tmp_path / "this", 20), rounds=0)
+    assert done.returncode == 2
+    assert "--rounds 0: at least one is needed" in done.stderr
