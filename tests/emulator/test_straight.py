@@ -326,6 +326,15 @@ def test_a_call_on_a_cache_that_is_traced_takes_the_long_way(long_way: list[str]
     assert long_way == ["cache"]
 
 
+def test_results_for_a_tensor_elsewhere_do_not_ask_for_the_current_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fork_straight, "_needs_gpu", True)
+    monkeypatch.setattr(fork_straight, "_current_device", lambda: pytest.fail("which starts CUDA"))
+    out, lse = fork_straight.results(drawn(2, 5, 4, DIM), 2, 5, 4, DIM, True)
+    assert (out.shape, lse.shape) == ((2, 5, 4, DIM), (2, 4, 5))
+
+
 def test_a_call_on_a_cache_without_memory_is_refused(long_way: list[str]) -> None:
     with FakeTensorMode() as mode:
         q, k = (mode.from_tensor(drawn(2, tokens, 2, DIM)) for tokens in (1, 9))

@@ -77,6 +77,7 @@ def test_a_thread_s_first_use_of_the_gpu_may_be_a_call(on: str) -> None:
         with torch.cuda.stream(stream):
             return flash_attn_func(*inputs, causal=True)
 
+    torch.cuda.synchronize()
     expected = call()
     call()  # leaves a block of memory that the next finds, without CUDA
     torch.cuda.synchronize()
