@@ -109,6 +109,7 @@ def build_one(loaded: matrix.Matrix, job: Job, options: BuildOptions, place: Pla
     python = (options.python or toolchain.running_python()) if options.stock else None
     console.step(f"Toolchain for {job.target.name}" + (f", Python {python}" if python else ""))
     tools = _toolchain(job, cache=place.cache, python=python)
+    linking.require_shared_libstdcxx(tools)
     if options.cpp:
         linking.require_static_runtime(tools)
     flavour = kernels.STOCK if options.stock else kernels.FORK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ class Product(Enum):
     BINDING = "what Python loads"
 
 
+_THROWER = '#include <stdexcept>\nvoid thrower() { throw std::runtime_error("thrown"); }\n'
 _WRAPPED = ("cudaFuncSetAttribute", "__cudaGetKernel", "__cudaLaunchKernel")
 
 
@@ -191,6 +193,37 @@ def require_static_runtime(toolchain: Toolchain) -> None:
         )
 
 
+def require_shared_libstdcxx(toolchain: Toolchain) -> None:
+    """Refuse a C++ compiler whose libraries would hold libstdc++, before anything is compiled.
+
+    Raises:
+        ToolchainError: it is one, or links nothing.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "thrower.cpp", Path(folder) / "thrower.so"
+        source.write_text(_THROWER, encoding="utf-8")
+        run(
+            [toolchain.cxx, "-fPIC", "-shared", source, "-o", library],
+            error=ToolchainError,
+            what=f"{toolchain.cxx} does not link a library",
+            without=HIDDEN_OPTIONS,
+        )
+        if not _asks_for_libstdcxx(library):
+            raise ToolchainError(_brings_libstdcxx(toolchain, "a library"))
+
+
+def _asks_for_libstdcxx(library: Path) -> bool:
+    return any(name.startswith("libstdc++.so") for name in needed(library))
+
+
+def _brings_libstdcxx(toolchain: Toolchain, what: str) -> str:
+    return (
+        f"{toolchain.cxx} linked libstdc++ into {what}; the program brings another, and the "
+        "first C++ error that crosses between the two crashes the process. Install the compiler's shared "
+        "library (Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
+    )
+
+
 def _folders(toolchain: Toolchain, product: Product) -> list[Path]:
     """Where the linker looks."""
     folders = _runtimes(toolchain)
@@ -228,12 +261,8 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], target: Path, log: Path
     told = Path(f"{part}.map")
     link_map = told.read_text(encoding="utf-8", errors="replace")
     told.unlink()
-    if not any(name.startswith("libstdc++.so") for name in needed(part)):
+    if not _asks_for_libstdcxx(part):
         part.unlink()
-        raise WheelError(
-            f"{toolchain.cxx} linked libstdc++ into {product.value}; the program brings another, and the "
-            "first C++ error that crosses between the two crashes the process. Install the compiler's shared "
-            "library (Debian: g++), or set CXX to a compiler that links libstdc++.so.6."
-        )
+        raise WheelError(_brings_libstdcxx(toolchain, product.value))
     files.write(_archives(target), json.dumps(_members_in(link_map)))
     part.replace(target)

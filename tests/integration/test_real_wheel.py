@@ -79,8 +79,22 @@ def test_no_launch_passes_the_library_by(wheel: Path, tmp_path: Path) -> None:
         table = ELFFile(file).get_section_by_name(".dynsym")
         assert isinstance(table, SymbolTableSection)
         asked = {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] == "SHN_UNDEF"}
-    launches = {name for name in asked if "LaunchKernel" in name}
-    assert launches == {"__cudaLaunchKernel"}
+    assert {name for name in asked if "LaunchKernel" in name} == {"__cudaLaunchKernel"}
+    assert {name for name in asked if "GetKernel" in name} == {"__cudaGetKernel"}
+
+
+def test_a_compiler_that_links_libstdcxx_statically_is_refused_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "static"
+    compiler.write_text('#!/bin/sh\nexec g++ "$@" -static-libstdc++\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    done = scripts("build", "--kernels", KERNELS, "--source", "sdist", "--out", str(tmp_path / "out"))
+    assert done.returncode != 0
+    assert "static linked libstdc++ into a library" in done.stderr
+    assert "to compile" not in done.stdout
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> None:

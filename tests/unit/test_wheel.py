@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.base.errors import WheelError
+from scripts.base.errors import ToolchainError, WheelError
 from scripts.base.process import run
 from scripts.wheels import binaries, companions, linking, wheel
 from tests.unit.conftest import toolchain
@@ -88,6 +88,19 @@ def test_a_compiler_that_links_libstdcxx_statically_is_refused(
     with pytest.raises(WheelError, match=r"linked libstdc\+\+ into the library of a wheel"):
         linked(tmp_path, monkeypatch, "-static-libstdc++")
     assert not list(tmp_path.glob("extension*"))
+
+
+@pytest.mark.parametrize("option", ["", "-static-libstdc++"])
+def test_a_library_of_three_lines_tells_such_a_compiler(tmp_path: Path, option: str) -> None:
+    compiler = tmp_path / "cxx"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" {option}\n')
+    compiler.chmod(0o755)
+    tools = dataclasses.replace(toolchain(tmp_path, "exit 1\n"), cxx=compiler)
+    if option:
+        with pytest.raises(ToolchainError, match=r"cxx linked libstdc\+\+ into a library; .* or set CXX"):
+            linking.require_shared_libstdcxx(tools)
+    else:
+        linking.require_shared_libstdcxx(tools)
 
 
 @pytest.mark.parametrize(("content", "kept"), [("the same", True), ("other", False)])
