@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,8 +96,33 @@ def test_a_process_that_fails_ends_the_measurement_with_its_error(tmp_path: Path
     done = bench(site(tmp_path / "this", 20, fail))
     assert done.returncode == 1
     assert "ValueError: no GPU" in done.stderr
-    assert "the process that measures ended with 1" in done.stderr
+    ends = "the process that measures ended with 1; its error is above"
+    assert done.stderr.splitlines()[-1] == ends
     assert "BrokenPipe" not in done.stderr
+
+
+def test_an_interrupt_ends_it_and_its_processes_in_a_line(tmp_path: Path) -> None:
+    this = site(tmp_path / "this", 20)
+    command = [sys.executable, str(BENCH), "--rounds", "100000", "--json", str(tmp_path / "host.json")]
+    bench = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": str(this)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "asked").exists():
+        assert bench.poll() is None
+        time.sleep(0.1)
+    os.killpg(bench.pid, signal.SIGINT)  # as a terminal does
+    _, told = bench.communicate(timeout=60)
+    assert bench.returncode == 1
+    assert told.splitlines()[-1] == "interrupted; no figure was written"
+    assert "Traceback" not in told
+    assert not (tmp_path / "host.json").exists()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(bench.pid, 0)
 
 
 def test_no_round_is_refused(tmp_path: Path) -> None:

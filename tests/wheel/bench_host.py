@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -63,7 +66,8 @@ def calls() -> dict[str, Callable[[], Any]]:
 
 
 def _answers() -> TextIO:
-    """Where the parent reads: what a wheel prints goes with the errors."""
+    """Where the parent reads: what a wheel prints goes with the errors. Ctrl-C is the parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
@@ -72,13 +76,10 @@ def _answers() -> TextIO:
 def tell_import() -> None:
     """Tell the seconds that importing flash_attn takes beyond torch."""
     answers = _answers()
-    import torch
-
+    importlib.import_module("torch")
     began = time.perf_counter()
-    import flash_attn
-
+    importlib.import_module("flash_attn")
     print(json.dumps(time.perf_counter() - began), file=answers, flush=True)
-    del torch, flash_attn
 
 
 def serve() -> None:
@@ -113,7 +114,9 @@ class Site:
     def __enter__(self) -> Site:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None:
+            self._process.terminate()
         self._process.communicate()
 
     def ask(self, question: str = "") -> Any:
@@ -149,11 +152,10 @@ def measured(folders: dict[str, str | None], rounds: int) -> dict[str, dict[str,
         sites = {side: stack.enter_context(Site(folder, "calls")) for side, folder in folders.items()}
         names, *_ = [site.ask() for site in sites.values()]
         for number in range(rounds):
-            for question in (f"{mode} {name}" for mode in ("off", "on") for name in names):
-                mode, name = question.split(" ", 1)
+            for mode, name in itertools.product(("off", "on"), names):
                 row = rows.setdefault(f"{name}, {mode}", {side: [] for side in folders})
                 for side in by_turns(folders, number):
-                    row[side].append(sites[side].ask(question))
+                    row[side].append(sites[side].ask(f"{mode} {name}"))
     return rows
 
 
@@ -176,7 +178,10 @@ def main() -> None:
     folders: dict[str, str | None] = {"this": None}
     if arguments.against:
         folders["other"] = arguments.against
-    rows = measured(folders, arguments.rounds)
+    try:
+        rows = measured(folders, arguments.rounds)
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; no figure was written") from None
     told: dict[str, dict[str, float]] = {}
     for name, row in rows.items():
         told[name] = {side: min(times) for side, times in row.items()}
