@@ -55,8 +55,8 @@ def link_options(toolchain: Toolchain, product: Product) -> list[str]:
     """What the linker is told beside objects and folders.
 
     All are stripped. The wheel's parts and stock's extension need the CUDA runtime by the name that torch
-    loads, so that a process has one. Ours need nothing else (``-z defs``); stock's needs torch. What kernel
-    files ask of CUDA at a launch goes through the core's ``__wrap_…`` (core/launch.cpp).
+    loads, so that a process has one. Ours need nothing else (``-z defs``); stock's needs torch. Within the
+    library, calls of some of CUDA's functions go to the core's ``__wrap_…`` (core/launch.cpp).
     """
     major = toolchain.toolkit.release.partition(".")[0]
     runtime = f"-l:libcudart.so.{major}"

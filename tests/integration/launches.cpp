@@ -1,59 +1,60 @@
-// A program with a CUDA runtime of its own, which counts. It calls the library twice, and prints what each call asked.
+// A program with a CUDA runtime of its own, of two GPUs, which counts. It calls the core as flash_attn_2_cuda
+// does.
 //
-//     launches [refuses | has-no-code]
+//     launches [refuses | has-no-code]  two calls on each GPU; a line for each says what it asked of CUDA
+//     launches nested                   a call whose warning calls the core on the other GPU; a line says
+//     what was asked
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <string>
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <flash_attention_v2_c.h>
+
+#include "core/call.h"
+
+namespace core = flash::core;
 
 namespace {
 std::map<std::string, int> asked;
+int current = 0;
 bool refuses = false, has_code = true;
 
-CUresult driver_launch() {
-    ++asked["cuLaunchKernel"];
-    return refuses ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
-}
+std::string on_current(const char *what) { return what + ("-on-" + std::to_string(current)); }
 
-flash_attention_v2_tensor array(void *data) {
-    return {data, FLASH_ATTENTION_V2_FLOAT16, 4, {1, 32, 4, 64}, {32 * 4 * 64, 4 * 64, 64, 1}};
+CUresult driver_launch(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+    CUstream, void **, void **) {
+    ++asked[on_current("cuLaunchKernel")];
+    return refuses ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 }  // namespace
 
 extern "C" {
 cudaError_t cudaGetDevice(int *device) {
     ++asked["cudaGetDevice"];
-    *device = 0;
+    *device = current;
     return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
-    ++asked["cudaDeviceGetAttribute"];
+cudaError_t cudaSetDevice(int device) {
+    ++asked["cudaSetDevice"];
+    current = device;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    ++asked["cudaDeviceGetAttribute-of-" + std::to_string(device)];
     *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9
-        : attribute == cudaDevAttrMultiProcessorCount       ? 132
         : attribute == cudaDevAttrComputeCapabilityMinor    ? 0
-                                                            : 227 << 10;
+        : attribute == cudaDevAttrMultiProcessorCount       ? 132
+                                                            : 227 << 10;  // shared memory
     return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) {
     ++asked["cudaFuncSetAttribute"];
     return cudaSuccess;
 }
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, const void *) { return cudaSuccess; }
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *) {
-    *attributes = {};
-    attributes->type = cudaMemoryTypeDevice;
-    return cudaSuccess;
-}
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) { return cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int *version) {
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
 cudaError_t cudaMalloc(void **place, size_t) {
     static char memory;
     *place = &memory;
@@ -65,35 +66,81 @@ cudaError_t cudaGetDriverEntryPointByVersion(
     *found = reinterpret_cast<void *>(&driver_launch);
     return cudaSuccess;
 }
-cudaError_t __cudaGetKernel(void **kernel, void *host) {
-    *kernel = host;
+cudaError_t __cudaGetKernel(void **kernel, const void *host) {
+    *kernel = const_cast<void *>(host);
     return has_code ? cudaSuccess : cudaErrorNoKernelImageForDevice;
 }
 cudaError_t __cudaLaunchKernel(void *, dim3, dim3, void **, size_t, cudaStream_t) {
-    ++asked["cudaLaunchKernel"];
+    ++asked[on_current("cudaLaunchKernel")];
     return cudaSuccess;
 }
 }
 
+namespace {
+// Four chunks of keys, which one thread block folds: kernel files ask for the GPU's attributes.
+core::Forward call_on(int gpu) {
+    static char memory;
+    core::Forward call;
+    call.causal = true;
+    call.split_size = 128;
+    const auto tensor = [&](int64_t rows) {
+        core::Tensor given;
+        given.data = &memory;
+        given.dtype = core::Dtype::fp16;
+        given.device = {true, gpu};
+        given.dims = 4;
+        const int64_t sizes[] = {1, rows, 256, 64}, strides[] = {rows * 256 * 64, 256 * 64, 64, 1};
+        std::copy_n(sizes, 4, given.sizes);
+        std::copy_n(strides, 4, given.strides);
+        return given;
+    };
+    call.q = call.out = tensor(128);
+    call.k = call.v = tensor(512);
+    return call;
+}
+
+void *scratch(void *, size_t) {
+    static char memory;
+    return &memory;
+}
+
+void call_on_the_other(void *, const char *) {
+    const core::InFramework running;
+    const int before = current;
+    cudaSetDevice(1 - before);
+    core::run(call_on(1 - before), {nullptr, nullptr, scratch, nullptr});
+    ++asked[on_current("afterwards")];
+    cudaSetDevice(before);
+}
+
+void tell() {
+    for (const auto &[name, count] : asked) { std::printf("%s=%d ", name.c_str(), count); }
+    std::puts("");
+    asked.clear();
+}
+}  // namespace
+
 int main(int, char **arguments) {
-    const char *how = arguments[1] == nullptr ? "" : arguments[1];
-    refuses = std::strcmp(how, "refuses") == 0;
-    has_code = std::strcmp(how, "has-no-code") != 0;
-    static char memory[32 * 4 * 64 * 2];
-    flash_attention_v2_forward_call call;
-    flash_attention_v2_forward_defaults(&call, sizeof call);
-    call.options.causal = 1;
-    call.q = call.k = call.v = call.out = array(memory);
-    alignas(256) static char workspace[1024];
-    call.workspace = workspace;
-    call.workspace_size = sizeof workspace;
-    for (int turn = 0; turn < 2; ++turn) {
-        asked.clear();
-        if (flash_attention_v2_run_forward(&call, nullptr) != cudaSuccess) {
-            std::puts(flash_attention_v2_last_error());
-            return 1;
+    const std::string how = arguments[1] == nullptr ? "" : arguments[1];
+    refuses = how == "refuses";
+    has_code = how != "has-no-code";
+    const core::Host host = {nullptr, nullptr, scratch, call_on_the_other};
+    try {
+        if (how == "nested") {
+            core::Forward call = call_on(0);
+            static uint64_t state[2];
+            call.p_dropout = 0.5f;  // for which keys are not split, of which the core warns
+            call.rng_state = state;
+            core::run(call, host);
+            tell();
+            return 0;
         }
-        for (const auto &[name, count] : asked) { std::printf("%s=%d ", name.c_str(), count); }
-        std::puts("");
+        for (int gpu : {0, 1, 0, 1}) {
+            core::run(call_on(gpu), host);
+            tell();
+        }
+    } catch (const core::Error &error) {
+        std::puts(error.what());
+        return 1;
     }
 }

@@ -10,7 +10,8 @@ import pytest
 
 from scripts.base import layout
 from scripts.lab import emulated_library
-from scripts.source import matrix
+from scripts.series import clone
+from scripts.source import matrix, upstream
 from scripts.wheels import toolchain
 from tests.integration.test_real_wheel import build
 
@@ -23,26 +24,28 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(folder / "dist")
     (wheel,) = (folder / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    api = folder / "flash_attn/cpp"
-    tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
-    headers = [api / "include", *emulated_library.cuda_headers(tools)]
+        library = Path(archive.extract("flash_attn/cpp/lib/libflash_attention_v2.so.1", folder))
+    loaded = matrix.load(layout.MATRIX)
+    _, applied = clone.apply(loaded, upstream.Source.SDIST)
+    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
+    own = applied.root / "csrc/flash_attn"
+    headers = [own, own / "src", *emulated_library.cuda_headers(tools)]
     root = tools.toolkit.nvcc.parent.parent
     runtime = next(path for name in ("lib64", "lib") for path in (root / name).glob("libcudart.so.*"))
     subprocess.run(
         [
             *(tools.cxx, "-std=c++17", *(word for path in headers for word in ("-isystem", path))),
             *(Path(__file__).with_name("launches.cpp"), "-o", folder / "launches"),
-            *(api / "lib/libflash_attention_v2.so.1", runtime),
-            *(f"-Wl,-rpath,{path.parent}" for path in (api / "lib/any", runtime)),
+            *("-Wl,--no-as-needed", library, runtime),  # a loader's cache may have no CUDA
+            *(f"-Wl,-rpath,{path.parent}" for path in (library, runtime)),
         ],
         check=True,
     )
     return folder / "launches"
 
 
-def calls(program: Path, *how: str) -> list[dict[str, int]]:
-    """By CUDA's functions, how often each was called in the first call of a process, and in the second."""
+def told(program: Path, *how: str) -> list[dict[str, int]]:
+    """For each line that the program tells, CUDA's functions by how often they were called."""
     done = subprocess.run([program, *how], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [
@@ -52,19 +55,25 @@ def calls(program: Path, *how: str) -> list[dict[str, int]]:
 
 
 def test_a_warm_call_launches_by_the_driver_and_asks_nothing_that_it_was_told(program: Path) -> None:
-    first, second = calls(program)
-    assert first["cudaDeviceGetAttribute"] >= 3
-    assert first["cudaFuncSetAttribute"] == 1
-    assert second.pop("cudaGetDevice") == 3  # which GPU is the current one: a program may change it
-    assert second == {"cuLaunchKernel": 1}
+    first, first_elsewhere, again, again_elsewhere = told(program)
+    assert first["cudaDeviceGetAttribute-of-0"] == first_elsewhere["cudaDeviceGetAttribute-of-1"] >= 5
+    assert first["cudaFuncSetAttribute"] == first_elsewhere["cudaFuncSetAttribute"] == 1
+    assert again == {"cudaGetDevice": 1, "cuLaunchKernel-on-0": 1}
+    assert again_elsewhere == {"cudaGetDevice": 1, "cudaSetDevice": 2, "cuLaunchKernel-on-1": 1}
 
 
 def test_the_runtime_launches_what_the_driver_refuses(program: Path) -> None:
-    for counts in calls(program, "refuses"):
-        assert counts["cuLaunchKernel"] == counts["cudaLaunchKernel"] == 1
+    *_, again, again_elsewhere = told(program, "refuses")
+    assert again == {"cudaGetDevice": 1, "cuLaunchKernel-on-0": 1, "cudaLaunchKernel-on-0": 1}
+    assert again_elsewhere["cudaLaunchKernel-on-1"] == 1
 
 
-def test_the_driver_is_given_no_kernel_that_the_runtime_did_not_find(program: Path) -> None:
-    for counts in calls(program, "has-no-code"):
-        assert counts["cudaLaunchKernel"] == 1
-        assert "cuLaunchKernel" not in counts
+def test_the_driver_is_given_no_kernel_that_the_runtime_says_it_has_no_code_for(program: Path) -> None:
+    *_, again, again_elsewhere = told(program, "has-no-code")
+    assert again == {"cudaGetDevice": 1, "cudaLaunchKernel-on-0": 1}
+    assert again_elsewhere == {"cudaGetDevice": 1, "cudaSetDevice": 2, "cudaLaunchKernel-on-1": 1}
+
+
+def test_the_framework_s_code_within_a_call_may_call_on_another_gpu(program: Path) -> None:
+    (counts,) = told(program, "nested")
+    assert counts["cuLaunchKernel-on-1"] == counts["afterwards-on-1"] == counts["cuLaunchKernel-on-0"] == 1

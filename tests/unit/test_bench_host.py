@@ -40,6 +40,13 @@ def set_deterministic_mode(enabled):
     {then}
 """
 ROUNDS = 4
+# A program that a shell without a terminal began in the background ignores Ctrl-C, and what it begins does too.
+HEARS_INTERRUPTS = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def site(folder: Path, microseconds: int, then: str = "pass") -> Path:
@@ -103,9 +110,9 @@ def test_a_process_that_fails_ends_the_measurement_with_its_error(tmp_path: Path
 
 def test_an_interrupt_ends_it_and_its_processes_in_a_line(tmp_path: Path) -> None:
     this = site(tmp_path / "this", 20)
-    command = [sys.executable, str(BENCH), "--rounds", "100000", "--json", str(tmp_path / "host.json")]
+    command = [sys.executable, "-c", HEARS_INTERRUPTS, str(BENCH), "--rounds", "100000"]
     bench = subprocess.Popen(
-        command,
+        [*command, "--json", str(tmp_path / "host.json")],
         env=os.environ | {"PYTHONPATH": str(this)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -116,7 +123,11 @@ def test_an_interrupt_ends_it_and_its_processes_in_a_line(tmp_path: Path) -> Non
         assert bench.poll() is None
         time.sleep(0.1)
     os.killpg(bench.pid, signal.SIGINT)  # as a terminal does
-    _, told = bench.communicate(timeout=60)
+    try:
+        _, told = bench.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(bench.pid, signal.SIGKILL)
+        raise
     assert bench.returncode == 1
     assert told.splitlines()[-1] == "interrupted; no figure was written"
     assert "Traceback" not in told
