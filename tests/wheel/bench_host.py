@@ -3,9 +3,10 @@
     PYTHONPATH=SITE python tests/wheel/bench_host.py --against OTHER_SITE --json host.json
 
 SITE and OTHER_SITE are folders that wheels were installed to. Each wheel has a process of its own, and they measure a
-call by turns, some milliseconds each: a host may be half again as slow for seconds, which both then see. Importing is
-measured in processes of its own, by turns too. A time is the least of all rounds, and a ratio the median of the
-rounds'. A GPU is needed: launches are part of the time, and waiting for the GPU is not.
+call by turns, some milliseconds each: a host may be half again as slow for seconds, which both then see. A process may
+be a tenth slower than the next for as long as it lives, so there are several of each in turn, and each tells what
+importing took it. A time is the least of all rounds, and a ratio the median of the rounds'. A GPU is needed: launches
+are part of the time, and waiting for the GPU is not.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, TextIO
 
 ROUNDS = 60
 BATCHES = 40  # of timing.CALLS calls, in each round: the least counts
-IMPORTS = 4  # rounds of importing
+PROCESSES = 4  # of each wheel, one after the other
 IMPORT = "import of flash_attn, s"
 
 
@@ -73,40 +74,37 @@ def _answers() -> TextIO:
     return answers
 
 
-def tell_import() -> None:
-    """Tell the seconds that importing flash_attn takes beyond torch."""
+def serve() -> None:
+    """Tell the seconds that importing flash_attn takes beyond torch, and the calls' names; then answer.
+
+    A question is a line with a mode and a name, and its answer the time.
+    """
     answers = _answers()
     importlib.import_module("torch")
     began = time.perf_counter()
-    importlib.import_module("flash_attn")
+    flash_attn = importlib.import_module("flash_attn")
     print(json.dumps(time.perf_counter() - began), file=answers, flush=True)
-
-
-def serve() -> None:
-    """Tell the names of the calls; then, for each line with a mode and a name, the time."""
-    answers = _answers()
-    from flash_attn import set_deterministic_mode
     from timing import CALLS, host_microseconds  # with torch
 
     every = calls()
     for enabled in (False, True):
-        set_deterministic_mode(enabled)
+        flash_attn.set_deterministic_mode(enabled)
         for call in every.values():
             for _ in range(CALLS):
                 call()
     print(json.dumps(list(every)), file=answers, flush=True)
     for line in sys.stdin:
         mode, name = line.rstrip("\n").split(" ", 1)
-        set_deterministic_mode(mode == "on")
+        flash_attn.set_deterministic_mode(mode == "on")
         print(json.dumps(host_microseconds(every[name], BATCHES)), file=answers, flush=True)
 
 
 class Site:
     """A process with one wheel."""
 
-    def __init__(self, folder: str | None, role: str) -> None:
+    def __init__(self, folder: str | None) -> None:
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-        command, env = [sys.executable, __file__, "--role", role], os.environ | {"PYTHONPATH": path}
+        command, env = [sys.executable, __file__, "--serve"], os.environ | {"PYTHONPATH": path}
         self._process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -137,25 +135,29 @@ class Site:
 
 
 def by_turns(sides: Iterable[str], number: int) -> list[str]:
-    """Each side begins every other round."""
+    """Each side begins every other time."""
     return sorted(sides, reverse=number % 2 == 0)
 
 
 def measured(folders: dict[str, str | None], rounds: int) -> dict[str, dict[str, list[float]]]:
     """By call and mode, and by site, microseconds for each round; and seconds that importing takes."""
-    rows: dict[str, dict[str, list[float]]] = {IMPORT: {side: [] for side in folders}}
-    for number in range(IMPORTS):
-        for side in by_turns(folders, number):
-            with Site(folders[side], "import") as site:
-                rows[IMPORT][side].append(site.ask())
-    with contextlib.ExitStack() as stack:
-        sites = {side: stack.enter_context(Site(folder, "calls")) for side, folder in folders.items()}
-        names, *_ = [site.ask() for site in sites.values()]
-        for number in range(rounds):
-            for mode, name in itertools.product(("off", "on"), names):
-                row = rows.setdefault(f"{name}, {mode}", {side: [] for side in folders})
-                for side in by_turns(folders, number):
-                    row[side].append(sites[side].ask(f"{mode} {name}"))
+    rows: dict[str, dict[str, list[float]]] = {}
+
+    def add(name: str, side: str, value: float) -> None:
+        rows.setdefault(name, {of: [] for of in folders})[side].append(value)
+
+    processes = min(PROCESSES, rounds)
+    for process in range(processes):
+        with contextlib.ExitStack() as stack:
+            sites, names = {}, []
+            for side in by_turns(folders, process):
+                sites[side] = stack.enter_context(Site(folders[side]))
+                add(IMPORT, side, sites[side].ask())
+                names = sites[side].ask()
+            for number in range(process * rounds // processes, (process + 1) * rounds // processes):
+                for mode, name in itertools.product(("off", "on"), names):
+                    for side in by_turns(folders, number):
+                        add(f"{name}, {mode}", side, sites[side].ask(f"{mode} {name}"))
     return rows
 
 
@@ -168,10 +170,10 @@ def main() -> None:
         "--rounds", type=int, default=ROUNDS, help="how often each measures a call (default: %(default)s)"
     )
     parser.add_argument("--json", type=Path, help="write every figure here")
-    parser.add_argument("--role", choices=("import", "calls"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.role:
-        (tell_import if arguments.role == "import" else serve)()
+    if arguments.serve:
+        serve()
         return
     if arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}: at least one is needed")
