@@ -120,6 +120,7 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "lengths": lambda: {"cache_seqlens": lengths()},
     "causal": lambda: {"causal": True, "cache_seqlens": 400},
     "scale": lambda: {"softmax_scale": 0.3},
+    "whole scale": lambda: {"softmax_scale": 1},
     "pages": lambda: {"block_table": torch.tensor([[1], [0]], dtype=torch.int32), "cache_seqlens": lengths()},
 }
 # What few have, and whether it reaches the library: the rest is refused.
@@ -147,10 +148,10 @@ def keys(count: int) -> torch.Tensor:
     return drawn(2, count, 2, DIM, seed=3)
 
 
-def step(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A call on a cache of its own: out and lse."""
+def step(wants_lse: bool = True, **given: Any) -> Any:
+    """A call on a cache of its own: out, and lse if that is wanted."""
     k, v = drawn(*CACHE, seed=1), drawn(*CACHE, seed=2)
-    return flash_attn_with_kvcache(drawn(2, 3, 4, DIM), k, v, return_softmax_lse=True, **given)
+    return flash_attn_with_kvcache(drawn(2, 3, 4, DIM), k, v, return_softmax_lse=wants_lse, **given)
 
 
 def assert_both_ways_agree(named: str, **given: Any) -> None:
@@ -166,7 +167,8 @@ def test_a_decoding_step_gives_the_library_few_arguments_for_the_same_bits(
 ) -> None:
     with deterministic_mode(enabled, CHUNK):
         assert_both_ways_agree(named, **STEPS[named]())
-    assert entries == ["_fwd_kvcache_short", "_fwd_kvcache"]
+        assert_same_bits(step(False, **STEPS[named]()), step(**STEPS[named]())[0], "without lse")
+    assert entries == ["_fwd_kvcache_short", "_fwd_kvcache", *["_fwd_kvcache_short"] * 2]
     assert long_way == []
 
 
@@ -333,6 +335,7 @@ def test_results_for_a_tensor_elsewhere_do_not_ask_for_the_current_gpu(
     monkeypatch.setattr(fork_straight, "_current_device", lambda: pytest.fail("which starts CUDA"))
     out, lse = fork_straight.results(drawn(2, 5, 4, DIM), 2, 5, 4, DIM, True)
     assert (out.shape, lse.shape) == ((2, 5, 4, DIM), (2, 4, 5))
+    step(wants_lse=False)
 
 
 def test_a_call_on_a_cache_without_memory_is_refused(long_way: list[str]) -> None:

@@ -12,7 +12,7 @@ from scripts.base import layout
 from scripts.lab import emulated_library
 from scripts.series import clone
 from scripts.source import matrix, upstream
-from scripts.wheels import toolchain
+from scripts.wheels import binaries, kernels, toolchain, tvm_ffi
 from tests.integration.test_real_wheel import build
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
@@ -24,23 +24,24 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(folder / "dist")
     (wheel,) = (folder / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        library = Path(archive.extract("flash_attn/cpp/lib/libflash_attention_v2.so.1", folder))
+        archive.extractall(folder)
     loaded = matrix.load(layout.MATRIX)
     _, applied = clone.apply(loaded, upstream.Source.SDIST)
     tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
+    assert tools.ffi is not None
     own = applied.root / "csrc/flash_attn"
-    headers = [own, own / "src", *emulated_library.cuda_headers(tools)]
+    headers = [own, own / "src", tools.ffi.include, *emulated_library.cuda_headers(tools)]
     root = tools.toolkit.nvcc.parent.parent
     runtime = next(path for name in ("lib64", "lib") for path in (root / name).glob("libcudart.so.*"))
-    subprocess.run(
-        [
-            *(tools.cxx, "-std=c++17", *(word for path in headers for word in ("-isystem", path))),
-            *(Path(__file__).with_name("launches.cpp"), "-o", folder / "launches"),
-            *("-Wl,--no-as-needed", library, runtime),  # a loader's cache may have no CUDA
-            *(f"-Wl,-rpath,{path.parent}" for path in (library, runtime)),
-        ],
-        check=True,
-    )
+    libraries = [folder / binaries.LIBRARY_IN_WHEEL, folder / kernels.FORK.extension / binaries.EXTENSION]
+    libraries += [tools.ffi.lib / tvm_ffi.LIBRARY, runtime]
+    command: list[str | Path] = [tools.cxx, "-std=c++17", Path(__file__).with_name("launches.cpp")]
+    for path in headers:
+        command += ["-isystem", path]
+    command += ["-o", folder / "launches", "-Wl,--no-as-needed"]  # a loader's cache may have no CUDA
+    for path in libraries:
+        command += [path, f"-Wl,-rpath,{path.parent}"]
+    subprocess.run(command, check=True)
     return folder / "launches"
 
 

@@ -39,7 +39,7 @@ def set_deterministic_mode(enabled):
         file.write(f"{{FOLDER.name}} {{'on' if enabled else 'off'}}\\n")
     {then}
 """
-ROUNDS = 4
+ROUNDS = 6
 # A program that a shell without a terminal began in the background ignores Ctrl-C, and what it begins does too.
 HEARS_INTERRUPTS = """
 import runpy, signal, sys
@@ -79,17 +79,18 @@ def test_wheels_that_measure_by_turns_are_compared(tmp_path: Path) -> None:
     line = next(line for line in done.stdout.splitlines() if line.startswith("flash_attn_func, on"))
     assert f"{told['rows']['flash_attn_func, on']['ratio']:.3f} x" in line
 
-    # In four processes of each, one round: a call at a time, and each begins every other time.
+    # Four processes of each, with 1 or 2 rounds. A call at a time, and each side begins every other time.
     assert len(told["rounds"]["import of flash_attn, s"]["other"]) == 4
     asked = (tmp_path / "asked").read_text().splitlines()
-    calls = len(asked) // (4 * 2 * 2) - 1
-    expected = []
-    for first, second in (("this", "other"), ("other", "this")) * 2:
-        expected += [
-            f"{side} {mode}" for side in (first, second) for mode in ("off", "on")
-        ]  # the first calls
-        for mode in ("off", "on"):
-            expected += [f"{first} {mode}", f"{second} {mode}"] * calls
+    calls = (len(asked) - 4 * 4) // (ROUNDS * 4)
+    turns = ["this", "other"], ["other", "this"]
+    expected, number = [], 0
+    for process, rounds in enumerate((1, 2, 1, 2)):
+        expected += [f"{side} {mode}" for side in turns[process % 2] for mode in ("off", "on")]  # first calls
+        for _ in range(rounds):
+            for mode in ("off", "on"):
+                expected += [f"{side} {mode}" for side in turns[number % 2]] * calls
+            number += 1
     assert asked == expected
 
 

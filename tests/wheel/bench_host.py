@@ -3,10 +3,10 @@
     PYTHONPATH=SITE python tests/wheel/bench_host.py --against OTHER_SITE --json host.json
 
 SITE and OTHER_SITE are folders that wheels were installed to. Each wheel has a process of its own, and they measure a
-call by turns, some milliseconds each: a host may be half again as slow for seconds, which both then see. A process may
-be a tenth slower than the next for as long as it lives, so there are several of each in turn, and each tells what
-importing took it. A time is the least of all rounds, and a ratio the median of the rounds'. A GPU is needed: launches
-are part of the time, and waiting for the GPU is not.
+call by turns, some milliseconds each, for the speed of a host changes. One process may be half again as slow as the
+next for as long as it lives, so there are several of each, one pair after the other, and each tells what importing took
+it. A time is the least of all rounds, and a ratio the median of the rounds'. torch's own functions are rows too: their
+ratios should be 1. A GPU is needed: launches are part of the time, and waiting for the GPU is not.
 """
 
 from __future__ import annotations
