@@ -45,6 +45,14 @@ class Built:
         return own
 
 
+def cuda_runtime(tools: toolchain.Toolchain) -> Path:
+    """NVIDIA's runtime, of the toolkit that compiles."""
+    root = tools.toolkit.nvcc.parent.parent
+    found = sorted(path for name in ("lib64", "lib") for path in (root / name).glob("libcudart.so.*"))
+    assert found, f"{root} has no CUDA runtime"
+    return found[0]
+
+
 @pytest.fixture(scope="module")
 def parts() -> tuple[toolchain.Toolchain, Path, tuple[Path, ...]]:
     loaded = matrix.load(layout.MATRIX)
@@ -70,17 +78,15 @@ def without_gpu(
 ) -> Built:
     """The same objects on NVIDIA's runtime."""
     tools, api, objects = parts
-    root = tools.toolkit.nvcc.parent.parent
-    found = sorted(path for name in ("lib64", "lib") for path in (root / name).glob("libcudart.so.*"))
-    assert found, f"{root} has no CUDA runtime"
+    runtime = cuda_runtime(tools)
     library = tmp_path_factory.mktemp("library") / binaries.LIBRARY
     run(
-        [tools.cxx, "-shared", f"-Wl,-soname,{library.name}", "-o", library, *objects, found[0]],
+        [tools.cxx, "-shared", f"-Wl,-soname,{library.name}", "-o", library, *objects, runtime],
         error=VerifyError,
         what="could not link the library",
     )
     (library.parent / "libflash_attention_v2.so").symlink_to(library.name)
-    return Built(library, [api, *emulated_library.cuda_headers(tools)], found[0], tools.cxx)
+    return Built(library, [api, *emulated_library.cuda_headers(tools)], runtime, tools.cxx)
 
 
 def compiled(name: str, folder: Path, built: Built) -> list[str]:

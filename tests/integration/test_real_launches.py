@@ -13,6 +13,7 @@ from scripts.lab import emulated_library
 from scripts.series import clone
 from scripts.source import matrix, upstream
 from scripts.wheels import binaries, kernels, toolchain, tvm_ffi
+from tests.integration.test_cpp_examples import cuda_runtime
 from tests.integration.test_real_wheel import build
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
@@ -31,10 +32,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert tools.ffi is not None
     own = applied.root / "csrc/flash_attn"
     headers = [own, own / "src", tools.ffi.include, *emulated_library.cuda_headers(tools)]
-    root = tools.toolkit.nvcc.parent.parent
-    runtime = next(path for name in ("lib64", "lib") for path in (root / name).glob("libcudart.so.*"))
     libraries = [folder / binaries.LIBRARY_IN_WHEEL, folder / kernels.FORK.extension / binaries.EXTENSION]
-    libraries += [tools.ffi.lib / tvm_ffi.LIBRARY, runtime]
+    libraries += [tools.ffi.lib / tvm_ffi.LIBRARY, cuda_runtime(tools)]
     command: list[str | Path] = [tools.cxx, "-std=c++17", Path(__file__).with_name("launches.cpp")]
     for path in headers:
         command += ["-isystem", path]

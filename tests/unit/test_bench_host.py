@@ -147,3 +147,10 @@ def test_no_round_is_refused(tmp_path: Path) -> None:
     done = bench(site(tmp_path / "this", 20), rounds=0)
     assert done.returncode == 2
     assert "--rounds 0: at least one is needed" in done.stderr
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """A wheel would be measured against itself."""
+    done = bench(site(tmp_path / "this", 20), "--against", str(tmp_path / "other"))
+    assert done.returncode == 2
+    assert f"--against {tmp_path / 'other'}: there is no such folder" in done.stderr

@@ -177,6 +177,10 @@ def main() -> None:
         return
     if arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}: at least one is needed")
+    if arguments.against and not Path(arguments.against).is_dir():
+        parser.error(
+            f"--against {arguments.against}: there is no such folder; name one that pip installed a wheel to"
+        )
     folders: dict[str, str | None] = {"this": None}
     if arguments.against:
         folders["other"] = arguments.against
