@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import tempfile
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from scripts.source import upstream
 from scripts.source.matrix_tables import Upstream, UpstreamTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from scripts.wheels.verify import Facts
 
@@ -46,19 +47,21 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
         VerifyError: none gives that digest.
     """
     told = facts.provenance.series
-    expected = [(patch.name, patch.sha256) for patch in told.patches]
+    expected = {patch.name: patch.sha256 for patch in told.patches}
     with tempfile.TemporaryDirectory(prefix="fa2-series-") as temporary:
-        for where, pin, files in _states(root):
-            if [(name, hashlib.sha256(content).hexdigest()) for name, content in files] != expected:
+        for state in _states(root):
+            if state.names != [patch.name for patch in told.patches]:
+                continue
+            if any(hashlib.sha256(state.read(name)).hexdigest() != expected[name] for name in state.names):
                 continue
             folder = Path(temporary)
-            for name, content in files:
-                (folder / name).write_bytes(content)
-            checkout = upstream.find(pin, root / "upstream", cache)
-            made = tree.base_of(pin, checkout)
-            patches = tuple(model.parse_patch(folder / name) for name, _ in files)
+            for name in state.names:
+                (folder / name).write_bytes(state.read(name))
+            checkout = upstream.find(state.pin, root / "upstream", cache)
+            made = tree.base_of(state.pin, checkout)
+            patches = tuple(model.parse_patch(folder / name) for name in state.names)
             if (made, model.Series(folder, patches).digest(made)) == (told.base, told.digest):
-                return Origin(where, checkout)
+                return Origin(state.where, checkout)
     raise VerifyError(
         f"{facts.path.name}: no state of this repository gives its series (digest {told.digest[:16]}…): "
         "built from patches that were never committed here, or from another fork. Build it again from this "
@@ -66,25 +69,37 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
     )
 
 
-def _states(root: Path) -> Iterator[tuple[str, Upstream, list[tuple[str, bytes]]]]:
+@dataclass(frozen=True)
+class _State:
+    """A pin and its series, as a commit or the work tree has them. Few are read: names tell most apart."""
+
+    where: str
+    pin: Upstream
+    names: list[str]
+    read: Callable[[str], bytes]  # a patch, by its name
+
+
+def _states(root: Path) -> Iterator[_State]:
     """Each pin and its series as they lie here, then of every commit that changed them, newest first."""
     for pin, series in _pins((root / "wheel_matrix.toml").read_bytes()):
-        yield "this checkout", pin, [(p.name, p.content) for p in model.read(root / series).patches]
+        patches = {patch.name: patch.content for patch in model.read(root / series).patches}
+        yield _State("this checkout", pin, [*patches], patches.__getitem__)
     repository = Repository(root, VerifyError)
     if not repository.is_top_level():
         return
-    for commit in repository.run(
-        "log", "--format=%H", "--", "patches", "wheel_matrix.toml", writes=False
-    ).split():
-        if "wheel_matrix.toml" not in repository.files(commit, "wheel_matrix.toml"):
-            continue
-        for pin, series in _pins(repository.read(f"{commit}:wheel_matrix.toml")):
-            names = {name.removeprefix(f"{series}/") for name in repository.files(commit, series)}
-            if listing.LISTING in names:
-                listed = repository.read(f"{commit}:{series}/{listing.LISTING}").decode("utf-8").splitlines()
-                order = [name for line in listed if (name := listing.name_in(line)) in names]
-                content = [(name, repository.read(f"{commit}:{series}/{name}")) for name in order]
-                yield f"commit {commit[:12]}", pin, content
+    changed = ("log", "--format=%H", "--", "patches", "wheel_matrix.toml")
+    pins = functools.cache(lambda text: [*_pins(text)])  # few commits change it
+    for commit in repository.run(*changed, writes=False).split():
+        for pin, series in pins(repository.find(f"{commit}:wheel_matrix.toml") or b""):
+            listed = (repository.find(f"{commit}:{series}/{listing.LISTING}") or b"").decode("utf-8")
+            names = [name for line in listed.splitlines() if (name := listing.name_in(line))]
+            read = functools.partial(_read, repository, f"{commit}:{series}")
+            yield _State(f"commit {commit[:12]}", pin, names, read)
+
+
+def _read(repository: Repository, folder: str, name: str) -> bytes:
+    """A patch of a commit; empty where its series names one that is not there."""
+    return repository.find(f"{folder}/{name}") or b""
 
 
 def _pins(text: bytes) -> Iterator[tuple[Upstream, str]]:
