@@ -1,12 +1,15 @@
-"""Pip: what it is configured with, and the command that installs."""
+"""Pip: what it is configured with, and the commands that make environments and install."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
+import shutil
 import ssl
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unearth import PackageFinder
@@ -16,18 +19,106 @@ from scripts.base.errors import UpstreamError
 from scripts.base.process import run
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from unearth.fetchers import Fetcher
 
 HINT = "Check the network and pip's configuration (pip config list)."  # of an install that failed
 
 
+# What uv is told of pip's configuration: an option of its own for each value, or a variable.
+_OPTIONS = {
+    "index-url": "--default-index",
+    "extra-index-url": "--extra-index-url",
+    "find-links": "--find-links",
+    "trusted-host": "--allow-insecure-host",
+    "constraint": "--constraint",
+}
+_VARIABLES = {"cert": "SSL_CERT_FILE", "timeout": "UV_HTTP_TIMEOUT"}
+# Settings that change nothing of what an install into an environment of ours gives.
+_OF_NO_ACCOUNT = {
+    *("disable-pip-version-check", "no-python-version-warning", "no-warn-script-location", "progress-bar"),
+    *("require-virtualenv", "root-user-action", "quiet", "no-color", "no-input", "retries"),
+}
+
+
+def making(python: str | Path, root: Path) -> list[str | Path]:
+    """The command that makes a virtual environment: by uv where it serves, and then without pip in it."""
+    if uv := _uv():
+        return [*uv, "venv", "--quiet", "--python", python, root]
+    return [python, "-m", "venv", root]
+
+
 def installing(python: str | Path, *arguments: str | Path) -> list[str | Path]:
-    """The command that installs for a Python: options of ``pip install``, then what to install."""
+    """The command that installs for a Python: options of ``pip install``, then what to install.
+
+    By uv where it is installed, and pip is configured with nothing that uv cannot be told: it unpacks a
+    torch once for all environments.
+    """
+    if (uv := _uv()) and (options := _told(_settings(_listing()))) is not None:
+        # As pip does, take the best version of all indexes, not of the first that has any.
+        best = ("--index-strategy", "unsafe-best-match")
+        return [*uv, "pip", "install", "--python", python, *best, *options, *arguments]
+    return by_pip(python, *arguments)
+
+
+def by_pip(python: str | Path, *arguments: str | Path) -> list[str | Path]:
+    """The same by pip alone: the running Python's, which installs for the other."""
     # Most modules of torch are never imported: to compile them all to bytecode takes 20 s.
     quick = ("--disable-pip-version-check", "--progress-bar=off", "--no-compile")
-    return [python, "-m", "pip", "install", *quick, *arguments]
+    return [sys.executable, "-m", "pip", "--python", python, "install", *quick, *arguments]
+
+
+def checking(python: str | Path) -> list[str | Path]:
+    """The command that looks whether an environment has what its packages require."""
+    return [sys.executable, "-m", "pip", "--python", python, "check"]
+
+
+@functools.cache
+def _uv() -> tuple[str | Path, ...]:
+    """uv, told what pip is configured with; empty where it is not installed, or does not serve."""
+    beside = Path(sys.executable).with_name("uv")
+    program = beside if beside.exists() else shutil.which("uv")
+    settings = _settings(_listing()) if program else {}
+    if program is None or _told(settings) is None:
+        return ()
+    variables = [f"{name}={settings[key]}" for key, name in _VARIABLES.items() if key in settings]
+    return (*(("env", *variables) if variables else ()), program, "--no-config")
+
+
+def _told(settings: Mapping[str, str]) -> list[str] | None:
+    """Pip's configuration as options of uv's; None where one has no counterpart."""
+    if not {*_OPTIONS, *_VARIABLES, *_OF_NO_ACCOUNT, "no-index"}.issuperset(settings):
+        return None
+    words = ["--no-index"] if _is_on(settings.get("no-index", "")) else []
+    for key, option in _OPTIONS.items():
+        words += [word for value in settings.get(key, "").split() for word in (option, value)]
+    return words
+
+
+@functools.cache
+def _listing() -> str:
+    """What ``pip config list`` says."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    return run(command, error=UpstreamError, what="where to look for packages is unknown")
+
+
+def _settings(listing: str, command: str = "install") -> dict[str, str]:
+    """What pip is configured with for a command: files, then environment, the later over the earlier."""
+    lines = [
+        re.fullmatch(r"(?P<section>[^.=]+)\.(?P<key>[^=]+)=(?P<value>.*)", line)
+        for line in listing.splitlines()
+    ]
+    return {
+        match["key"].removeprefix("default-"): str(ast.literal_eval(match["value"]))
+        for section in ("global", command, ":env:")
+        for match in lines
+        if match and match["section"] == section
+    }
+
+
+def _is_on(value: str) -> bool:
+    return value.lower() in ("1", "true", "yes", "on")
 
 
 @dataclass(frozen=True)
@@ -45,20 +136,9 @@ class PipConfig:
     @classmethod
     def read(cls, listing: str | None = None) -> PipConfig:
         """Parse ``pip config list``: files, then environment, the later over the earlier."""
-        if listing is None:
-            command = [sys.executable, "-m", "pip", "config", "list"]
-            listing = run(command, error=UpstreamError, what="where to look for packages is unknown")
-        values: dict[str, str] = {}
-        lines = [
-            re.fullmatch(r"(?P<section>[^.=]+)\.(?P<key>[^=]+)=(?P<value>.*)", line)
-            for line in listing.splitlines()
-        ]
-        for section in ("global", "download", ":env:"):
-            for match in lines:
-                if match and match["section"] == section:
-                    values[match["key"].removeprefix("default-")] = str(ast.literal_eval(match["value"]))
+        values = _settings(_listing.__wrapped__() if listing is None else listing, "download")
         return cls(
-            values.get("no-index", "").lower() in ("1", "true", "yes", "on"),
+            _is_on(values.get("no-index", "")),
             values.get("index-url"),
             tuple(values.get("extra-index-url", "").split()),
             tuple(values.get("find-links", "").split()),

@@ -78,7 +78,7 @@ def _made_environment(target: Target, python: Path, version: str, folder: Path, 
     console.step(f"Installing torch {target.reference_torch} for Python {version} (some GB the first time)")
     shutil.rmtree(root, ignore_errors=True)
     run(
-        [python, "-m", "venv", root],
+        pip.making(python, root),
         error=ToolchainError,
         what="could not make a virtual environment",
         hint=pip.HINT,

@@ -108,26 +108,27 @@ def installed(facts: Facts, root: Path, logs: Path, beside: Beside = Beside()) -
     python, torch = root / "bin/python", beside.torch or facts.torch
     log = logs / f"verify-{facts.path.stem}.log"
     run(
-        [find_python(beside.python), "-m", "venv", root],
+        pip.making(find_python(beside.python), root),
         error=ToolchainError,
         what="could not make a virtual environment",
     )
+    packages = (torch_for_cuda(torch), "numpy", _PYTEST, _PROCESSES, *facts.suite.requirements)
     run(
-        pip.installing(python, torch_for_cuda(torch), "numpy", _PYTEST, _PROCESSES),
+        pip.installing(python, *packages),
         error=ToolchainError,
         what=f"could not install torch {torch}",
         hint=pip.HINT,
         log=log,
     )
     run(
-        pip.installing(python, facts.path.resolve(), *facts.suite.requirements),
+        pip.by_pip(python, facts.path.resolve(), *facts.suite.requirements),
         error=VerifyError,
         what="the wheel does not install",
         hint=pip.HINT,
         log=log,
     )
     run(
-        [python, "-m", "pip", "check"],
+        pip.checking(python),
         error=VerifyError,
         what="pip check fails with the wheel installed",
         log=log,

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.base import layout
+from scripts.base import layout, pip
 from scripts.base.errors import SeriesError, ToolchainError
 from scripts.lab import emulator, serving_clients
 from scripts.series import model, tree
-from scripts.wheels import compiling, kernels, torch_environment
+from scripts.wheels import compiling, kernels
+from scripts.wheels.torch_environment import Environment
 from tests.unit.conftest import BASE, PIN, TWO, checkout_of, toolchain
 
 
@@ -48,19 +49,27 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
     assert (site / "flash_attn/__init__.py").read_text() == committed
 
 
-def environment(tmp_path: Path, pip: str) -> torch_environment.Environment:
-    """Whose Python is a script that notes how it is called."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/calls\n{pip}\n", encoding="utf-8")
-    python.chmod(0o755)
-    return dataclasses.replace(toolchain(tmp_path, "").environment, python=python)
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Environment]:
+    """Make an environment into which this script installs, which notes how it is called."""
+
+    def made(script: str) -> Environment:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/calls\n{script}\n", encoding="utf-8")
+        python.chmod(0o755)
+        monkeypatch.setattr(pip, "installing", lambda *words: [*words])
+        return dataclasses.replace(toolchain(tmp_path, "").environment, python=python)
+
+    return made
 
 
 INSTALL = 'while [ "$1" != --target ]; do shift; done; mkdir -p "$2"; touch "$2/module.py"'
 
 
-def test_packages_beside_the_emulator_are_installed_once_without_their_dependencies(tmp_path: Path) -> None:
-    env = environment(tmp_path, INSTALL)
+def test_packages_beside_the_emulator_are_installed_once_without_their_dependencies(
+    tmp_path: Path, environment: Callable[[str], Environment]
+) -> None:
+    env = environment(INSTALL)
     places = [serving_clients.site(env, tmp_path / "beside", "engine", ["engine==1"]) for _ in range(2)]
     assert places[0] == places[1]
     assert (places[0] / "module.py").exists()
@@ -71,8 +80,10 @@ def test_packages_beside_the_emulator_are_installed_once_without_their_dependenc
     assert serving_clients.site(env, tmp_path / "beside", "engine", ["engine==2"]) != places[0]
 
 
-def test_an_install_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    env = environment(tmp_path, INSTALL + "; exit 1")
+def test_an_install_that_fails_leaves_nothing(
+    tmp_path: Path, environment: Callable[[str], Environment]
+) -> None:
+    env = environment(INSTALL + "; exit 1")
     with pytest.raises(ToolchainError, match="could not install engine's packages"):
         serving_clients.site(env, tmp_path / "beside", "engine", ["engine==1"])
     assert list((tmp_path / "beside").iterdir()) == []
