@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _FORMS = "tcp://HOST:PORT or another address of a Dask scheduler, local, local:WORKERS, or slurm:JOBS"
-_PATIENCE = 10  # seconds until a scheduler answers
+_PATIENCE = 30  # seconds until a scheduler answers, which an idle one does in one; a wrong address takes all
 
 
 class Kind(Enum):

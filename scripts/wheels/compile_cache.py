@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scripts.wheels.kernels import Compilation, Unit
     from scripts.wheels.toolchain import Toolchain
 
+_PATIENCE = 300  # seconds, which only a server that hangs takes; an idle machine's answers in one
 _SHARES_FROM = Version(
     "0.18"
 )  # the sccache that keeps several machine targets of one PTX (its issues 2722, 2811)
@@ -58,7 +59,7 @@ def _end_tree(pid: int) -> None:
         for process in tree:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(tree[:-1], timeout=10)
+        psutil.wait_procs(tree[:-1], timeout=_PATIENCE)
 
 
 @contextmanager
@@ -94,7 +95,7 @@ def server(toolchain: Toolchain, root: Path, log: Path) -> Iterator[dict[str, st
             start_new_session=True,
         )
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + _PATIENCE
             while not socket.exists():
                 if server.poll() is not None or time.monotonic() > deadline:
                     raise CompileError(
@@ -125,7 +126,7 @@ def stats(toolchain: Toolchain, env: dict[str, str]) -> Stats:
     if toolchain.sccache is None:
         return Stats()
     command = [str(toolchain.sccache), "--show-stats", "--stats-format=json"]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + _PATIENCE
     while True:
         shown = subprocess.run(
             command, env={**os.environ, **env}, capture_output=True, text=True, check=False

@@ -105,6 +105,14 @@ def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is noted for the user, also by another thread."""
+    noted: list[str] = []
+    monkeypatch.setattr(console, "note", noted.append)
+    return noted
+
+
 @dataclasses.dataclass(frozen=True)
 class Ended:
     """How a command ended, and what it said."""

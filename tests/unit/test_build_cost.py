@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from scripts.base.errors import CompileError
 from scripts.lab import build_cost, build_figures, metering
 from scripts.lab.build_figures import Ours, Side, Spent
+from tests.unit.waiting import PATIENCE, until
 
 OURS = Ours(
     Side({"fwd": 200, "bwd": 400}, 30, 1_000_000),
@@ -165,17 +165,15 @@ from pathlib import Path
 from tests.unit import test_build_cost
 signal.signal(signal.SIGINT, signal.default_int_handler)
 folder = Path({str(tmp_path)!r})
-one = test_build_cost.compiling(folder, "late", "touch begun && sleep 60 && touch late.o")
+one = test_build_cost.compiling(folder, "late", "touch begun && sleep 6000 && touch late.o")
 test_build_cost.metering.meter(test_build_cost.plan(), [one], 1, folder / "bench")
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL
     ) as process:
-        while not (tmp_path / "begun").exists():
-            assert process.poll() is None
-            time.sleep(0.05)
+        until((tmp_path / "begun").exists, "a compile", process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) != 0
+        assert process.wait(PATIENCE) != 0
     waiting = [
         p
         for p in psutil.process_iter(["cwd", "name"])

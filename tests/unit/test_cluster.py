@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,13 +35,16 @@ from scripts.wheels import (
     cluster_compile,
     cluster_files,
     cluster_plan,
+    cluster_tasks,
     compiling,
     gpus,
     kernels,
     seen,
 )
 from scripts.wheels.toolchain import Toolchain
+from tests.unit import forked
 from tests.unit.conftest import KERNELS, Command, compile_all, plan, toolchain, tree
+from tests.unit.waiting import PATIENCE, until
 
 # Dask warns of a machine that is busy; what a test says of time it says itself.
 pytestmark = pytest.mark.filterwarnings("ignore:Creating scratch directories:UserWarning")
@@ -73,31 +76,29 @@ class FoundByItsVariable:
 
 
 def worker(env: dict[str, str]) -> dict[str, Any]:
-    return {"cls": Nanny, "options": {"nthreads": 1, "env": env, "dashboard_address": "127.0.0.1:0"}}
+    options = {"nthreads": 1, "env": {**os.environ, **env}, "dashboard_address": "127.0.0.1:0"}
+    return {"cls": Nanny, "options": options}
 
 
 @contextmanager
 def processes(**named: dict[str, str]) -> Iterator[tuple[Client, SpecCluster]]:
     """Workers that are processes of their own, by their names, each with its variables."""
+    forked.context()
     workers = {name: worker(env) for name, env in named.items()}
     scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0", "port": 0}}
-    with SpecCluster(workers=workers, scheduler=scheduler) as cluster_, Client(cluster_) as client:
+    with (
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
+        SpecCluster(workers=workers, scheduler=scheduler) as cluster_,
+        Client(cluster_) as client,
+    ):
         if named:
-            client.wait_for_workers(len(named), timeout=60)
+            client.wait_for_workers(len(named), timeout=PATIENCE)
         yield client, cluster_
 
 
 def calls(tools: Toolchain) -> list[list[str]]:
     path = Path(f"{tools.cxx}.calls")
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def until(done: Callable[[], Any], what: str, seconds: int = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := done()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture
@@ -112,17 +113,24 @@ def share(tmp_path: Path, tools: Toolchain, chosen: Any = KERNELS) -> cluster_fi
 
 
 # Like a compiler, it makes the object of the source; and it notes when it began, when it ended, and what.
+# In company, one ends only beside another, or when all have begun.
 COMPILER = """
 for word; do case $word in *.cu) source=$word;; esac; done
 name=$(basename "$last"); name=${name%%.*}
 case "$*" in *sm_90*) gpu=sm_90;; *) gpu=sm_80;; esac
 echo "begin $name $PPID" >> "$0.calls"
-[ -e "$0.stop-$name" ] && rm "$0.stop-$name" && sleep 60
+[ -e "$0.stop-$name" ] && rm "$0.stop-$name" && sleep 6000
 [ -e "$0.fail-$name-$gpu" ] && echo "no such kernel" && exit 7
+begun() { grep -c begin "$0.calls"; }
+company() { [ $(begun) -eq ALL ] || [ $(($(begun) - $(grep -c end "$0.calls"))) -ge 2 ]; }
+waited=0
+while [ -e "$0.company" ] && [ ! -e "$0.alone-$name" ] && [ $waited -lt 30000 ] && ! company; do
+    waited=$((waited + 1)) && sleep 0.02
+done
 sleep ${PACE:-0}
 cat "$source" > "$last"
 echo "end $name $PPID" >> "$0.calls"
-"""
+""".replace("ALL", str(len(KERNELS)))
 
 
 def test_objects_of_workers_are_those_of_this_machine(client: Client, tmp_path: Path) -> None:
@@ -135,6 +143,10 @@ def test_objects_of_workers_are_those_of_this_machine(client: Client, tmp_path: 
     assert not failed
     assert {path: path.read_bytes() for path in done.objects} == {p: expected[p.name] for p in alone.objects}
     assert compile_all(tmp_path, tools).built == 0, "ninja takes them as they are"
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_worker_that_dies_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,14 +164,12 @@ def test_a_worker_that_dies_loses_nothing(tmp_path: Path, capsys: pytest.Capture
         }
         (compiler,) = [p for p in psutil.Process(parent).children() if "compiler" in " ".join(p.cmdline())]
         psutil.Process(parent).kill()
-        done, failed = build.result(timeout=60)
+        done, failed = build.result(PATIENCE)
     assert not failed
     assert len(done.objects) == len(KERNELS)
     assert all(path.read_text() == f"// {path.stem}\n" for path in done.objects)
     assert [call[0] for call in calls(tools) if call[1] == first] == ["begin", "begin", "end"]
-    assert not compiler.is_running() or compiler.status() == psutil.STATUS_ZOMBIE, (
-        "the compiler of the dead worker goes on"
-    )
+    until(lambda: gone(compiler), "the end of the dead worker's compiler")
     assert "is gone; others get its tasks" in capsys.readouterr().err
 
 
@@ -255,7 +265,7 @@ def test_ctrl_c_stops_the_compilers_and_keeps_what_was_finished(client: Client, 
         """As a user does: again where nothing happens."""
         until(mine.units[-1].target.exists, "the others were not finished")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        while not stopped.wait(5):
+        while not stopped.wait(PATIENCE / 10):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     # Where a shell runs this in the background, the signal is ignored.
@@ -270,7 +280,7 @@ def test_ctrl_c_stops_the_compilers_and_keeps_what_was_finished(client: Client, 
     finally:
         stopped.set()
         signal.signal(signal.SIGINT, before)
-    until(lambda: not compilers(tools), "a compiler goes on", seconds=20)
+    until(lambda: not compilers(tools), "the end of the compilers")
     assert [unit.target.stem for unit in mine.units if not unit.target.exists()] == [stuck]
     done, _ = cluster_compile.compile_on(client, [mine], None, Found(tools))
     assert [path.stem for path in done.objects] == [stuck], "the same goes on"
@@ -285,7 +295,8 @@ def compilers(tools: Toolchain) -> list[psutil.Process]:
 
 
 def test_a_worker_that_comes_later_gets_its_share(tmp_path: Path) -> None:
-    tools = toolchain(tmp_path, "sleep 1.5\n" + COMPILER)
+    tools = toolchain(tmp_path, COMPILER)
+    Path(f"{tools.cxx}.company").touch()
     with processes() as (client, cluster_), ThreadPoolExecutor() as threads:
         build = threads.submit(
             cluster_compile.compile_on, client, [share(tmp_path, tools)], None, Found(tools)
@@ -293,17 +304,22 @@ def test_a_worker_that_comes_later_gets_its_share(tmp_path: Path) -> None:
         for name in ("first", "second"):
             cluster_.worker_spec[name] = worker({})
             cluster_.sync(cluster_._correct_state)
-        done, _ = build.result(timeout=60)
+            until(lambda: calls(tools), "a call to the compiler")
+        done, _ = build.result(PATIENCE)
     assert len(done.objects) == len(KERNELS)
     assert len({call[2] for call in calls(tools)}) == 2
 
 
-def test_a_scheduler_that_is_gone_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_PATIENCE", 1)
+def test_a_scheduler_that_is_gone_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     tools = toolchain(tmp_path, COMPILER)
     nowhere = cluster.connected(cluster.parse("tcp://127.0.0.1:9"))
-    with pytest.raises(UsageError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9"), nowhere:
-        pass
+    with monkeypatch.context() as impatient:
+        impatient.setattr(cluster, "_PATIENCE", 0.1)
+        with pytest.raises(UsageError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9"), nowhere:
+            pass
+
     words = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
     log = tmp_path / "scheduler.log"
     with log.open("w") as output:
@@ -315,21 +331,19 @@ def test_a_scheduler_that_is_gone_is_one_error(tmp_path: Path, monkeypatch: pyte
         build = threads.submit(
             cluster_compile.compile_on, client, [share(tmp_path, tools)], None, Found(tools)
         )
-        time.sleep(1)
+        until(lambda: any("no worker is there" in note for note in notes), "the wait for a worker")
         scheduler.kill()
         scheduler.wait()
         with pytest.raises(
             CompileError, match=r"the scheduler is gone .* the same command goes on from there"
         ):
-            build.result(timeout=60)
+            build.result(PATIENCE)
 
 
-def test_two_workers_compile_side_by_side_from_the_first_moment(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_workers_compile_side_by_side_from_the_first_moment(client: Client, tmp_path: Path) -> None:
     """Dask would give all tasks with a common input to the worker that has it."""
-    monkeypatch.setenv("PACE", "0.3")
     tools = toolchain(tmp_path, COMPILER)
+    Path(f"{tools.cxx}.company").touch()
     cluster_compile.compile_on(client, [share(tmp_path, tools)], None, Found(tools))
     assert [call[0] for call in calls(tools)][:2] == ["begin", "begin"]
     assert [call[0] for call in calls(tools)][-2:] == ["end", "end"]
@@ -338,19 +352,21 @@ def test_two_workers_compile_side_by_side_from_the_first_moment(
 def test_no_more_files_at_once_than_jobs(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PACE", "0.3")
+    monkeypatch.setenv("PACE", "0.1")
     tools = toolchain(tmp_path, COMPILER)
     cluster_compile.compile_on(client, [share(tmp_path, tools)], 1, Found(tools))
     assert [call[0] for call in calls(tools)] == ["begin", "end"] * len(KERNELS)
 
 
 def test_a_file_for_which_the_memory_is_not_enough_waits(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the first there is no room, though there is for two of the others."""
-    monkeypatch.setenv("PACE", "0.3")
+    monkeypatch.setenv("PACE", "0.1")
     tools = toolchain(tmp_path, COMPILER)
     mine = share(tmp_path, tools)
+    for mark in ("company", f"alone-{mine.units[0].target.stem}"):
+        Path(f"{tools.cxx}.{mark}").touch()
     for unit in mine.units:
         big = unit is mine.units[0]
         taken = seen.Taken(seconds=1000.0 if big else 1.0, memory=1e15 if big else 4e14)
@@ -362,12 +378,25 @@ def test_a_file_for_which_the_memory_is_not_enough_waits(
     assert [word for word, _ in said[2:4]] == ["begin", "begin"], "two of the others at once"
 
 
-def test_what_a_file_took_is_noted_and_a_damaged_note_is_refused(client: Client, tmp_path: Path) -> None:
-    tools = toolchain(tmp_path, 'timeout 1 sh -c "while :; do :; done"\n' + COMPILER)
+def test_what_a_file_took_is_noted_and_a_damaged_note_is_refused(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = toolchain(tmp_path, 'until [ -e "$0.enough" ]; do :; done\n' + COMPILER)
+    look = cluster_tasks._Spent.look
+
+    def noticed(spent: cluster_tasks._Spent, processes: Iterable[psutil.Process]) -> None:
+        look(spent, processes)
+        if spent.seconds > 0.1:
+            Path(f"{tools.cxx}.enough").touch()
+
+    monkeypatch.setattr(cluster_tasks._Spent, "look", noticed)
     mine = share(tmp_path, tools, KERNELS[:1])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     cluster_compile.compile_on(client, [mine], None, Found(tools))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     (taken,) = seen.read().files.values()
-    assert 0.1 < taken.seconds < 1.5
+    of_children = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert 0.1 < taken.seconds <= of_children + 0.05, "with the ticks of two clocks"
     assert 1e5 < taken.memory < 1e9
     name = seen.name_of(mine.units[0], TARGET.cuda, ("90",))
     seen.note(name, seen.Taken(seconds=3, memory=1.0))
@@ -575,7 +604,7 @@ def test_the_full_matrix_over_two_workers_with_one_killed(tmp_path: Path) -> Non
         build = threads.submit(cluster_compile.compile_on, client, shares, None, find)
         until(lambda: sum(path.exists() for path in wanted) > len(wanted) / 3, "a third was not compiled")
         psutil.Process(next(iter(client.run(os.getpid).values()))).kill()
-        done, failed = build.result(timeout=300)
+        done, failed = build.result(PATIENCE)
     assert not failed
     assert len({one.units[0].key for one in shares}) == len({(t.cuda, t.architectures) for t in targets})
     assert {*done.objects} == wanted == {path for path in wanted if path.exists()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from scripts.base import files, layout
 from scripts.base.errors import UsageError
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
+from tests.unit.waiting import PATIENCE, until
 
 
 def test_a_second_run_on_the_series_waits_for_nobody(tmp_path: Path) -> None:
@@ -29,19 +29,23 @@ def test_a_second_run_on_the_series_waits_for_nobody(tmp_path: Path) -> None:
         pass
 
 
-def test_applying_waits_for_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_applying_waits_for_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     """A build applies first: two of them side by side are no mistake."""
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
     monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
     monkeypatch.setattr(upstream, "pinned", lambda *_: None)
     monkeypatch.setattr(tree, "apply", lambda *_, **__: applied)
+
     loaded = matrix.load(layout.MATRIX)
     with ThreadPoolExecutor() as threads:
         with files.alone(tmp_path / "build"):
             second = threads.submit(clone.apply, loaded, upstream.Source.AUTO)
-            time.sleep(0.3)
+            until(lambda: notes, "the second to wait")
+            assert notes == ["another run is working on the series; waiting for it"]
             assert not second.done()
-        assert second.result(timeout=10)[1] is applied
+        assert second.result(PATIENCE)[1] is applied
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from scripts.base.process import run
 from scripts.wheels import compiling, flags, kernels, linking
 from scripts.wheels.toolchain import Toolchain
 from tests.unit.conftest import CORE, KERNELS, compile_all, plan, toolchain
+from tests.unit.waiting import PATIENCE, WHEN_OPEN, both_in_turn, until
 
 
 def test_kernel_files_are_told_for_which_gpus_they_are_compiled_and_upstream_s_own_are_not(
@@ -119,7 +119,7 @@ def test_an_interrupt_stops_the_compilers_keeps_what_is_done_and_leaves_nothing_
     tmp_path: Path,
 ) -> None:
     tools = toolchain(
-        tmp_path, 'case "$last" in *split*) echo half > "$last"; sleep 60;; esac; touch "$last"\n'
+        tmp_path, 'case "$last" in *split*) echo half > "$last"; sleep 6000;; esac; touch "$last"\n'
     )
     code = f"""
 import signal, sys
@@ -134,11 +134,9 @@ except KeyboardInterrupt:
     sys.exit(130)
 """
     process = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 30
-    while not list((tmp_path / "build").rglob("split*.o.part")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: list((tmp_path / "build").rglob("split*.o.part")), "a file half written", process)
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(PATIENCE) == 130
     left = sorted(p.name for p in (tmp_path / "build/kernels").rglob("*.o*"))
     assert not [name for name in left if "split" in name or "part" in name]
     running = subprocess.run(
@@ -276,7 +274,7 @@ def test_an_object_of_sources_that_were_edited_meanwhile_is_not_kept(tmp_path: P
     header = "csrc/flash_attn/src/fork.h"
     tools = toolchain(
         tmp_path,
-        f'sleep 0.2; [ -e "$0.edited" ] || {{ touch "$0.edited"; {edit} {header}; }}; cat {header} > "$last"\n',
+        f'[ -e "$0.edited" ] || {{ sleep 0.1; touch "$0.edited"; {edit} {header}; }}; cat {header} > "$last"\n',
     )
     (tmp_path / "compiler.mine").write_text("edited\n")
     (tmp_path / "source" / header).parent.mkdir(parents=True)
@@ -290,15 +288,12 @@ def test_an_object_of_sources_that_were_edited_meanwhile_is_not_kept(tmp_path: P
     assert {path.read_text() for path in done.objects} == {"committed\n"}
 
 
-def test_two_builds_in_one_clone_take_turns(tmp_path: Path) -> None:
-    tools = toolchain(tmp_path, 'echo begun >> "$0.calls"; echo whole > "$last"; sleep 0.3\n')
+def test_two_builds_in_one_clone_take_turns(tmp_path: Path, notes: list[str]) -> None:
+    tools = toolchain(tmp_path, f'echo begun >> "$0.calls"; echo whole > "$last"\n{WHEN_OPEN}')
     planned = plan(tmp_path, tools)
     units = kernels.kernel_units(planned)
-    with ThreadPoolExecutor() as threads:
-        built = [
-            done.built for done in threads.map(lambda _: compiling.compile_units(planned, units, 2), range(2))
-        ]
-    assert sorted(built) == [0, len(units)]
+    built = both_in_turn(lambda: compiling.compile_units(planned, units, 2), tools.cxx, notes)
+    assert sorted(done.built for done in built) == [0, len(units)]
     assert len((tmp_path / "compiler.calls").read_text().split()) == len(units)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
@@ -277,9 +277,6 @@ def test_a_missing_file_and_an_unknown_target_are_errors(tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"no target 'cu999'; it has cu13"):
         matrix.load(ROOT / "wheel_matrix.toml").named("cu999")
 
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no fault of the rule
-settings.load_profile("steady")
 
 words = st.lists(
     st.sampled_from(

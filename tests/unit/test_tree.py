@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.unit.conftest import (
     message,
     write_files,
 )
+from tests.unit.waiting import a_tick
 
 MATRIX = matrix.load(layout.MATRIX)
 NOTHING = export.Exported((), ())
@@ -443,7 +443,7 @@ def test_a_file_written_while_it_is_built_from_is_noticed(make_series: Make, tmp
         applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
         applied.check_unchanged()
     header = applied.root / "csrc/flash_attn/src/fork.h"
-    time.sleep(0.02)  # files have the time of the kernel's last tick
+    a_tick(tmp_path)
     (header.parent / ".fork.h.swp").touch()
     applied.check_unchanged()
     (tmp_path / "mine.h").write_bytes(header.read_bytes())
@@ -677,7 +677,7 @@ lines = st.lists(
 subjects = st.from_regex(r"Add [a-z]{1,12}( [a-zäé'\"/:*]{1,9}){0,9}", fullmatch=True)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     edits=st.lists(
         st.tuples(subjects, st.dictionaries(names, lines, min_size=1)),

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from scripts.base.errors import ToolchainError, WheelError
 from scripts.base.process import run
 from scripts.wheels import binaries, companions, linking, wheel
 from tests.unit.conftest import toolchain
+from tests.unit.waiting import WHEN_OPEN, both_in_turn
 
 
 def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path:
@@ -58,19 +58,18 @@ def test_static_libraries_are_those_whose_code_it_holds(
     assert not list(tmp_path.glob("*.map"))
 
 
-def test_two_builds_in_one_clone_link_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builds_in_one_clone_link_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     target = linked(tmp_path, monkeypatch)
     compiler = tmp_path / "slow"
-    compiler.write_text(f'#!/bin/sh\necho >> "$0.calls"\nsleep 0.3\nexec {tmp_path / "cxx"} "$@"\n')
+    compiler.write_text(f'#!/bin/sh\necho >> "$0.calls"\n{WHEN_OPEN}exec {tmp_path / "cxx"} "$@"\n')
     compiler.chmod(0o755)
     tools = dataclasses.replace(toolchain(tmp_path, "exit 1\n"), cxx=compiler)
     target.unlink()
-    with ThreadPoolExecutor() as threads:
-        list(
-            threads.map(
-                lambda _: linking.link(tools, [tmp_path / "thrower.o"], target, tmp_path / "log"), range(2)
-            )
-        )
+    both_in_turn(
+        lambda: linking.link(tools, [tmp_path / "thrower.o"], target, tmp_path / "log"), compiler, notes
+    )
     assert target.exists()
     assert (tmp_path / "slow.calls").read_text() == "\n"
 

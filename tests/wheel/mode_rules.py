@@ -115,7 +115,7 @@ def test_scope_decorates_concurrent_and_recursive_calls(package: ModuleType) -> 
     def inside(depth: int) -> bool:
         if depth:
             return bool(inside(depth - 1))
-        barrier.wait(10)
+        barrier.wait(600)
         return bool(package.get_deterministic_mode() == (True, 256))
 
     seen: list[bool] = []
@@ -159,9 +159,9 @@ def test_threads_and_tasks_share_a_scope(package: ModuleType) -> None:
 
     def thread(barrier: threading.Barrier) -> None:
         with shared, shared:
-            barrier.wait(10)
+            barrier.wait(600)
             seen.append(now())
-            barrier.wait(10)
+            barrier.wait(600)
         seen.append(now())
 
     async def task() -> None:

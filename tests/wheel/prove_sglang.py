@@ -77,7 +77,7 @@ def asked(engine: Any, batch: list[list[int]], tokens: int = GPU.tokens) -> list
 
 def forget(engine: Any) -> None:
     """Empty the cache of prefixes; SGLang refuses while it puts a request away."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 600  # which only a hang takes
     while not engine.flush_cache().success:
         if time.monotonic() > until:
             raise RuntimeError("SGLang does not empty its cache")
