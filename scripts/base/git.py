@@ -1,8 +1,8 @@
 """The one way to git, over GitPython, with the user's configuration shut out.
 
 No system, global or ambient setting reaches a command: no am.threeWay, hooks, signing, autocrlf, diff
-drivers or GIT_* variables. Before a command that writes, the repository's top level is checked, because
-git would otherwise walk up into somebody else's.
+drivers or GIT_* variables. The folder above a repository is git's ceiling, because git would otherwise walk
+up into somebody else's.
 """
 
 from __future__ import annotations
@@ -122,13 +122,18 @@ class Repository:
         status, out, _ = self._execute("rev-parse", "--show-toplevel")
         return status == 0 and Path(out).resolve() == self.root
 
-    def run(self, *arguments: str, writes: bool = True, stdin: Path | None = None) -> str:
-        """Run git and return its standard output; raise the repository's error with both streams."""
-        if writes and not self.is_top_level():
+    def _require_own(self, command: str) -> None:
+        """Refuse to write where no repository is. In a broken one git stops: its ceiling is above."""
+        if not (self.root / ".git").exists():
             raise self._error(
-                f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on "
+                f"{self.root} is not the top level of a git repository: git {command} would act on "
                 "another one."
             )
+
+    def run(self, *arguments: str, writes: bool = True, stdin: Path | None = None) -> str:
+        """Run git and return its standard output; raise the repository's error with both streams."""
+        if writes:
+            self._require_own(arguments[0])
         with stdin.open("rb") if stdin else nullcontext() as stream:
             status, out, err = self._execute(*arguments, stdin=stream)
         if status != 0:
@@ -186,11 +191,7 @@ class Repository:
 
     def attempt(self, *arguments: str) -> tuple[int, str, str]:
         """Run git and return status, standard output and standard error, whatever they are."""
-        if not self.is_top_level():
-            raise self._error(
-                f"{self.root} is not the top level of a git repository: git {arguments[0]} would act on "
-                "another one."
-            )
+        self._require_own(arguments[0])
         return self._execute(*arguments)
 
     def _execute(
