@@ -7,6 +7,7 @@ import http.server
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -23,7 +24,7 @@ from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.base.pip import PipConfig
-from scripts.series import export
+from scripts.series import export, model, tree
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Checkout, Source
@@ -48,6 +49,7 @@ TWO = [
     ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"}),
 ]
 Make = Callable[..., Path]  # make_series
+Kept = Callable[[str, Callable[[Path], object]], Path]  # kept
 GONE = "\0"  # instead of a text: the file is deleted
 Edit = tuple[str, dict[str, str]] | tuple[str, dict[str, str], str]
 
@@ -158,6 +160,14 @@ def checkout_of(files: dict[str, str]) -> Checkout:
     )
 
 
+def user(root: Path, *arguments: str, **env: str) -> str:
+    """Git as a user runs it; what it prints."""
+    identity = ["-c", "user.name=A User", "-c", "user.email=user@example.invalid"]
+    command = ["git", "-C", str(root), *identity, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **env})
+    return done.stdout
+
+
 WHY = "Because a test needs a patch of this kind and nothing else does."
 
 
@@ -167,31 +177,80 @@ def message(
     return f"{subject}\n\n{WHY}\n\nUpstream-Status: Pending\nFeature: {feature}\nGuard: {guard}\n"
 
 
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """The folder that a maker filled when its name was first asked for: tests take copies of it."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(name: str, make: Callable[[Path], object]) -> Path:
+        if name not in folders:
+            folder = tmp_path_factory.mktemp("kept")
+            make(folder)
+            folders[name] = folder
+        return folders[name]
+
+    return folder_of
+
+
+def commit_edits(work: Path, edits: tuple[Edit, ...], base: dict[str, str]) -> tuple[Repository, str]:
+    """A repository with a commit of the base and one for each edit; and the base's commit."""
+    write_files(work, base)
+    repository = Repository.create(work, SeriesError)
+    repository.run("add", "--all")
+    repository.run("commit", "--quiet", "-m", "base")
+    first = repository.resolve("HEAD")
+    for subject, files, *guard in edits:
+        write_files(work, files)
+        repository.run("add", "--all")
+        text = message(subject, guard=guard[0]) if guard else message(subject)
+        repository.run("commit", "--quiet", "-m", text)
+    return repository, first
+
+
 @pytest.fixture
-def make_series(tmp_path: Path) -> Callable[..., Path]:
+def make_series(tmp_path: Path, kept: Kept) -> Callable[..., Path]:
     """Make ``patches/`` from edits over the base: each is a subject, the files it sets, and maybe a guard."""
 
-    def make(
-        *edits: Edit, base: dict[str, str] | None = None, folder: Path = tmp_path, to: str = "patches"
-    ) -> Path:
-        work = Path(tempfile.mkdtemp(dir=folder, prefix="author"))
-        write_files(work, base or BASE)
-        repository = Repository.create(work, SeriesError)
-        repository.run("add", "--all")
-        repository.run("commit", "--quiet", "-m", "base")
-        first = repository.resolve("HEAD")
-        for subject, files, *guard in edits:
-            write_files(work, files)
-            repository.run("add", "--all")
-            repository.run(
-                "commit", "--quiet", "-m", message(subject, guard=guard[0]) if guard else message(subject)
-            )
-        (folder / to).parent.mkdir(exist_ok=True)
-        export.write_folder(folder / to, export.exported_patches(repository, first))
-        shutil.rmtree(work)
-        return folder / to
+    def make(*edits: Edit, base: dict[str, str] = BASE, folder: Path = tmp_path, to: str = "patches") -> Path:
+        def export_to(target: Path) -> None:
+            with tempfile.TemporaryDirectory() as work:
+                repository, first = commit_edits(Path(work), edits, base)
+                export.write_folder(target / "patches", export.exported_patches(repository, first))
+
+        shutil.rmtree(folder / to, ignore_errors=True)
+        made = kept(
+            repr((edits, base, os.environ.get("HOME"))), export_to
+        )  # HOME: git may be configured there
+        return shutil.copytree(made / "patches", folder / to)
 
     return make
+
+
+@pytest.fixture
+def patches(make_series: Make) -> Path:
+    """A folder with the series of TWO."""
+    return make_series(*TWO)
+
+
+@pytest.fixture
+def series(patches: Path) -> model.Series:
+    """What lies in it."""
+    return model.read(patches)
+
+
+def apply(series: model.Series, root: Path, **options: Any) -> Tree:
+    """Apply a series on BASE."""
+    return tree.apply(series, PIN, checkout_of(BASE), root, **options)
+
+
+@pytest.fixture
+def applied(series: model.Series, tmp_path: Path, kept: Kept) -> Tree:
+    """The tree of TWO, as it was just made: a copy, for making it takes forty processes of git."""
+    made = kept("the tree of TWO", lambda folder: apply(series, folder / "source")) / "source"
+    root = shutil.copytree(made, tmp_path / "source", symlinks=True)
+    found = tree.reusable(series, PIN, root)
+    assert found is not None
+    return found
 
 
 @pytest.fixture
@@ -243,7 +302,7 @@ def toolchain(tmp_path: Path, compiler: str, *, cache: bool = False) -> Toolchai
     )
 
 
-def tree(tmp_path: Path) -> Tree:
+def source_tree(tmp_path: Path) -> Tree:
     for kernel in KERNELS:
         path = tmp_path / "source/csrc/flash_attn/src" / kernel.source
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -315,7 +374,7 @@ def dist(tmp_path: Path) -> Path:
 def plan(
     tmp_path: Path, tools: Toolchain, chosen: tuple[kernel_set.Kernel, ...] = KERNELS, arch: str = "90"
 ) -> kernels.Plan:
-    return kernels.Plan(tree(tmp_path), tools, chosen, (arch,), tmp_path / "build")
+    return kernels.Plan(source_tree(tmp_path), tools, chosen, (arch,), tmp_path / "build")
 
 
 def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> compiling.Compiled:

@@ -7,7 +7,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 
 # One server starts all, so it has what each of them needs.
-_MODULES = ["tests.unit.test_rebase", "tests.unit.test_cluster"]
+_MODULES = ["tests.unit.test_cluster", "tests.unit.test_edit", "tests.unit.test_rebase"]
 
 
 def context() -> ForkServerContext:

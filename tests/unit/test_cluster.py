@@ -43,7 +43,7 @@ from scripts.wheels import (
 )
 from scripts.wheels.toolchain import Toolchain
 from tests.unit import forked
-from tests.unit.conftest import KERNELS, Command, compile_all, plan, toolchain, tree
+from tests.unit.conftest import KERNELS, Command, compile_all, plan, source_tree, toolchain
 from tests.unit.waiting import PATIENCE, until
 
 # Dask warns of a machine that is busy; what a test says of time it says itself.
@@ -113,7 +113,7 @@ def share(tmp_path: Path, tools: Toolchain, chosen: Any = KERNELS) -> cluster_fi
 
 
 # Like a compiler, it makes the object of the source; and it notes when it began, when it ended, and what.
-# In company, one ends only beside another, or when all have begun.
+# In company, the first of each two that begin ends when the second has begun; the file says how many begin alone.
 COMPILER = """
 for word; do case $word in *.cu) source=$word;; esac; done
 name=$(basename "$last"); name=${name%%.*}
@@ -121,12 +121,13 @@ case "$*" in *sm_90*) gpu=sm_90;; *) gpu=sm_80;; esac
 echo "begin $name $PPID" >> "$0.calls"
 [ -e "$0.stop-$name" ] && rm "$0.stop-$name" && sleep 6000
 [ -e "$0.fail-$name-$gpu" ] && echo "no such kernel" && exit 7
-begun() { grep -c begin "$0.calls"; }
-company() { [ $(begun) -eq ALL ] || [ $(($(begun) - $(grep -c end "$0.calls"))) -ge 2 ]; }
-waited=0
-while [ -e "$0.company" ] && [ ! -e "$0.alone-$name" ] && [ $waited -lt 30000 ] && ! company; do
-    waited=$((waited + 1)) && sleep 0.02
-done
+if [ -e "$0.company" ]; then
+    own=$(sed "/begin $name /q" "$0.calls" | grep -c begin)
+    second=$((own + (own - $(cat "$0.company")) % 2)) waited=0
+    while [ $second -le ALL ] && [ $(grep -c begin "$0.calls") -lt $second ] && [ $waited -lt 30000 ]; do
+        waited=$((waited + 1)) && sleep 0.02
+    done
+fi
 sleep ${PACE:-0}
 cat "$source" > "$last"
 echo "end $name $PPID" >> "$0.calls"
@@ -296,7 +297,7 @@ def compilers(tools: Toolchain) -> list[psutil.Process]:
 
 def test_a_worker_that_comes_later_gets_its_share(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, COMPILER)
-    Path(f"{tools.cxx}.company").touch()
+    Path(f"{tools.cxx}.company").write_text("0")
     with processes() as (client, cluster_), ThreadPoolExecutor() as threads:
         build = threads.submit(
             cluster_compile.compile_on, client, [share(tmp_path, tools)], None, Found(tools)
@@ -343,7 +344,7 @@ def test_a_scheduler_that_is_gone_is_one_error(
 def test_two_workers_compile_side_by_side_from_the_first_moment(client: Client, tmp_path: Path) -> None:
     """Dask would give all tasks with a common input to the worker that has it."""
     tools = toolchain(tmp_path, COMPILER)
-    Path(f"{tools.cxx}.company").touch()
+    Path(f"{tools.cxx}.company").write_text("0")
     cluster_compile.compile_on(client, [share(tmp_path, tools)], None, Found(tools))
     assert [call[0] for call in calls(tools)][:2] == ["begin", "begin"]
     assert [call[0] for call in calls(tools)][-2:] == ["end", "end"]
@@ -365,8 +366,7 @@ def test_a_file_for_which_the_memory_is_not_enough_waits(
     monkeypatch.setenv("PACE", "0.1")
     tools = toolchain(tmp_path, COMPILER)
     mine = share(tmp_path, tools)
-    for mark in ("company", f"alone-{mine.units[0].target.stem}"):
-        Path(f"{tools.cxx}.{mark}").touch()
+    Path(f"{tools.cxx}.company").write_text("1")
     for unit in mine.units:
         big = unit is mine.units[0]
         taken = seen.Taken(seconds=1000.0 if big else 1.0, memory=1e15 if big else 4e14)
@@ -407,7 +407,7 @@ def test_what_a_file_took_is_noted_and_a_damaged_note_is_refused(
 
 
 def test_the_same_sources_are_the_same_bytes_and_unpack_to_the_same_files(tmp_path: Path) -> None:
-    source = tree(tmp_path).root
+    source = source_tree(tmp_path).root
     (source / "csrc/flash_attn/flash_api.cpp").write_text("the binding\n")
     (source / "csrc/flash_attn/run.sh").write_text("#!/bin/sh\n")
     (source / "csrc/flash_attn/run.sh").chmod(0o755)
@@ -591,9 +591,9 @@ def test_the_full_matrix_over_two_workers_with_one_killed(tmp_path: Path) -> Non
     targets = (*targets, dataclasses.replace(targets[0], name="again"))  # whose files are the first's
     every = tuple({kernel for target in targets for kernel in target.kernels})
     for kernel in every:
-        path = tree(tmp_path).root / "csrc/flash_attn/src" / kernel.source
+        path = source_tree(tmp_path).root / "csrc/flash_attn/src" / kernel.source
         path.write_text(f"// {kernel.name}\n")
-    root, shares = tree(tmp_path), []
+    root, shares = source_tree(tmp_path), []
     for target in targets:
         planned = kernels.Plan(
             root, find(target, False), target.kernels, target.architectures, tmp_path / "build"

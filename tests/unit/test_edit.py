@@ -16,9 +16,21 @@ from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
 from scripts.series import compared, edit, edit_state, export, model, move, tree
 from scripts.series.edit import Editing
-from tests.unit.conftest import BASE, EDITED_SETUP, PIN, Command, Make, checkout_of, message, write_files
-from tests.unit.test_rebase import PROCESSES
-from tests.unit.test_tree import user
+from tests.unit import forked
+from tests.unit.conftest import (
+    BASE,
+    EDITED_SETUP,
+    PIN,
+    Command,
+    Edit,
+    Kept,
+    Make,
+    apply,
+    checkout_of,
+    message,
+    user,
+    write_files,
+)
 
 HEADER = "csrc/flash_attn/src/fork.h"
 THREE = [
@@ -30,10 +42,21 @@ AGAIN = ("Change line 20 again", {"setup.py": THREE[2][1]["setup.py"].replace("l
 
 
 @pytest.fixture
-def root(make_series: Make, tmp_path: Path) -> Path:
+def tree_of(make_series: Make, tmp_path: Path, kept: Kept) -> Callable[..., Path]:
+    """A tree of a series: a copy of one that is made once."""
+
+    def make(*edits: Edit) -> Path:
+        series = model.read(make_series(*edits))
+        made = kept(f"a tree of {len(edits)}", lambda folder: apply(series, folder / "source"))
+        return shutil.copytree(made / "source", tmp_path / "source", symlinks=True)
+
+    return make
+
+
+@pytest.fixture
+def root(tree_of: Callable[..., Path]) -> Path:
     """A tree with a series whose last patch changes the line that its first does."""
-    patches = model.read(make_series(*THREE, AGAIN))
-    return tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source").root
+    return tree_of(*THREE, AGAIN)
 
 
 def editing(root: Path) -> Editing:
@@ -235,12 +258,12 @@ def test_a_damaged_note_is_an_error_that_says_how_to_get_out(root: Path) -> None
 
 
 def edit_and_die(root: Path, end: int) -> None:
-    """Edit the second patch, and end without a word before the step of this number."""
+    """Edit the second patch, and end without a word before the step of this number that writes."""
     steps = itertools.count(1)
 
     def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **named: Any) -> Any:
-            if next(steps) == end:
+            if named.get("writes", True) and next(steps) == end:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*arguments, **named)
 
@@ -256,17 +279,18 @@ def edit_and_die(root: Path, end: int) -> None:
 
 
 def test_an_edit_that_is_killed_anywhere_goes_on_and_ends_the_same_or_is_aborted(
-    root: Path, tmp_path: Path
+    tree_of: Callable[..., Path], tmp_path: Path
 ) -> None:
+    root = tree_of(*THREE)
     before = state(root)
     whole = shutil.copytree(root, tmp_path / "whole", symlinks=True)
     editing(whole).begin("2")
     write_files(whole, {HEADER: "#pragma once\nint more;\n"})
     editing(whole).refresh()
     after, kills = state(whole), 0
-    for place in itertools.count(1, 3):
+    for place in itertools.count(1):
         killed = shutil.copytree(root, tmp_path / f"killed-{place}", symlinks=True)
-        process = PROCESSES.Process(target=edit_and_die, args=(killed, place))
+        process = forked.context().Process(target=edit_and_die, args=(killed, place))
         process.start()
         process.join()
         if process.exitcode == 0:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -22,7 +21,8 @@ from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import matrix, pin
 from scripts.source.releases import Release
-from tests.unit.conftest import BASE, ROOT, Make, checkout_of, write_files
+from tests.unit import forked
+from tests.unit.conftest import BASE, ROOT, Edit, Kept, Make, checkout_of, user, write_files
 
 LIB, HEADER = "flash_attn/lib.py", "csrc/flash_attn/src/fork.h"
 FILES = BASE | {
@@ -48,30 +48,63 @@ LAST = (
 )
 SERIES = (EDIT, ADD, LAST)
 UPSTREAM = with_line(10, "value_10 = ten\n")  # conflicts with EDIT
+MOVED = {LIB: "# new\n" + FILES[LIB]}
 NEW_HASH = "9" * 64
 SERIES_FOLDER = "patches/flash-attn"
 
 
 @pytest.fixture
-def repository(make_series: Make, tmp_path: Path) -> Path:
-    """A repository like this one, with a series of three patches on FILES."""
-    root = tmp_path / "repository"
-    root.mkdir()
-    make_series(*SERIES, base=FILES, folder=root, to=SERIES_FOLDER)
-    make_series(ADD, base=FILES, folder=root, to="patches/flash-attn-4")  # of another upstream
-    (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
-    loaded = matrix.load(root / "wheel_matrix.toml")
-    changes.write(root / "CHANGES.md", changes.render(loaded, root))
-    (root / ".gitignore").write_text("/build/\n/flag-*\n")
-    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
-    commit_all(root)
-    return root
+def repository_of(make_series: Make, tmp_path: Path, kept: Kept) -> Callable[..., Path]:
+    """A repository like this one, with a series on FILES."""
+
+    def make(*edits: Edit) -> Path:
+        def fill(root: Path) -> None:
+            make_series(*edits, base=FILES, folder=root, to=SERIES_FOLDER)
+            make_series(ADD, base=FILES, folder=root, to="patches/flash-attn-4")  # of another upstream
+            (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
+            loaded = matrix.load(root / "wheel_matrix.toml")
+            changes.write(root / "CHANGES.md", changes.render(loaded, root))
+            (root / ".gitignore").write_text("/build/\n/flag-*\n")
+            user(root, "init", "--quiet")
+            commit_all(root)
+
+        made = kept(f"a repository of {len(edits)}", fill)
+        return shutil.copytree(made, tmp_path / "repository", symlinks=True)
+
+    return make
+
+
+@pytest.fixture
+def repository(repository_of: Callable[..., Path]) -> Path:
+    """One with three patches."""
+    return repository_of(*SERIES)
+
+
+def after(kept: Kept, name: str, repository: Path, act: Callable[[Path], object]) -> Path:
+    """A repository after something that is done once: a copy."""
+
+    def make(folder: Path) -> None:
+        act(repository)
+        repository.rename(folder / "repository")
+
+    made = kept(name, make) / "repository"
+    return shutil.copytree(made, repository, symlinks=True, dirs_exist_ok=True)
+
+
+def stop(root: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(root, UPSTREAM)
+
+
+@pytest.fixture
+def stopped(repository: Path, kept: Kept) -> Path:
+    """The same, in a rebase that EDIT's conflict stopped."""
+    return after(kept, "a rebase that stopped", repository, stop)
 
 
 def commit_all(root: Path) -> None:
-    git = ["git", "-C", str(root), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
-    subprocess.run([*git, "add", "--all"], check=True)
-    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "state"], check=True)
+    user(root, "add", "--all")
+    user(root, "commit", "--quiet", "--allow-empty", "-m", "state")
 
 
 def release(root: Path, new: dict[str, str], version: str = "9.9.9", **pin: str) -> Release:
@@ -91,6 +124,10 @@ def start(root: Path, new: dict[str, str], **pin: str) -> Report:  # version, co
     return Rebase(root, root / "build/rebase").start(
         loaded, model.read(root / SERIES_FOLDER), checkout_of(FILES), release(root, new, **pin)
     )
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def resume(root: Path) -> Rebase:
@@ -113,7 +150,7 @@ def resolve(root: Path, text: str = "value_10 = compute_ten(ten)\n") -> None:
 
 
 def test_a_series_that_moves_is_moved_whole(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = start(repository, {LIB: "# new\n" + FILES[LIB]})
+    report = start(repository, MOVED)
     assert [d.outcome for d in report.done] == ["offset", "clean", "offset"]
     told = [line.strip() for line in capsys.readouterr().out.splitlines()]
     names = [f"{n}/3 {done.patch}: {done.outcome}" for n, done in enumerate(report.done, 1)]
@@ -149,13 +186,12 @@ def test_a_series_that_moves_is_moved_whole(repository: Path, capsys: pytest.Cap
 def test_the_moved_series_applies_exactly_to_the_new_release(repository: Path) -> None:
     from scripts.series import export, tree
 
-    new = {LIB: "# new\n" + FILES[LIB]}
-    start(repository, new)
+    start(repository, MOVED)
     loaded = matrix.load(repository / "wheel_matrix.toml")
     applied = tree.apply(
         model.read(repository / SERIES_FOLDER),
         loaded.upstream,
-        checkout_of(FILES | new),
+        checkout_of(FILES | MOVED),
         repository / "build/source",
     )
     assert (applied.root / LIB).read_text().startswith("# new\n")
@@ -188,21 +224,15 @@ def test_a_hostile_git_configuration_changes_no_byte_of_a_rebase(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(repository, other)
-    new = {LIB: "# new\n" + FILES[LIB]}
-    start(repository, new)
+    start(repository, MOVED)
     request.getfixturevalue("hostile_git")
-    start(other, new)
+    start(other, MOVED)
     assert snapshot(other) == snapshot(repository)
 
 
 def test_a_known_commit_goes_into_the_pin_and_the_submodule(repository: Path) -> None:
     report = start(repository, {"setup.py": "other\n"}, commit="a" * 40, cutlass="b" * 40)
-    staged = subprocess.run(
-        ["git", "-C", str(repository), "ls-files", "--stage", "upstream"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    staged = user(repository, "ls-files", "--stage", "upstream")
     assert staged.split()[:2] == ["160000", "a" * 40]
     assert "staged" in report.submodule
 
@@ -241,57 +271,47 @@ def test_a_conflict_stops_with_patch_place_and_next_commands_and_changes_nothing
     assert snapshot(repository) == before
 
 
-def test_continue_takes_the_resolution(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
+def test_continue_takes_the_resolution(stopped: Path) -> None:
     with pytest.raises(
         ActionNeeded, match=rf"{LIB}:11: a conflict of Change-the-tenth-value.* is not resolved"
     ):
-        resume(repository).proceed()
-    resolve(repository)
-    report = resume(repository).proceed()
+        resume(stopped).proceed()
+    resolve(stopped)
+    report = resume(stopped).proceed()
     assert [d.outcome for d in report.done] == ["resolved", "clean", "clean"]
     assert (
         "+value_10 = compute_ten(ten)"
-        in (repository / "patches/flash-attn/Change-the-tenth-value.patch").read_text()
+        in (stopped / "patches/flash-attn/Change-the-tenth-value.patch").read_text()
     )
 
 
 def continue_by_hand(source: Path) -> None:
     """Commit what is staged, as a user would at a conflict."""
-    who = ["-c", "user.name=U", "-c", "user.email=u@example.invalid", "-c", "core.editor=true"]
-    command = ["git", "-C", str(source), *who, "cherry-pick", "--continue"]
-    subprocess.run(command, check=True, capture_output=True)
+    user(source, "-c", "core.editor=true", "cherry-pick", "--continue")
 
 
-def test_continue_takes_a_commit_that_the_user_made(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    resolve(repository)
-    source = repository / "build/rebase/source"
-    subprocess.run(["git", "-C", str(source), "add", "--all"], check=True)
+def test_continue_takes_a_commit_that_the_user_made(stopped: Path) -> None:
+    resolve(stopped)
+    source = stopped / "build/rebase/source"
+    user(source, "add", "--all")
     continue_by_hand(source)
-    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
+    assert [d.outcome for d in resume(stopped).proceed().done] == ["resolved", "clean", "clean"]
 
 
-def test_a_resolution_that_leaves_nothing_asks_for_a_reason(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    resolve(repository, "value_10 = ten\n")
+def test_a_resolution_that_leaves_nothing_asks_for_a_reason(stopped: Path) -> None:
+    resolve(stopped, "value_10 = ten\n")
     with pytest.raises(ActionNeeded, match=r"would leave nothing.*--skip"):
-        resume(repository).proceed()
+        resume(stopped).proceed()
 
 
-def test_skip_records_the_reason(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
+def test_skip_records_the_reason(stopped: Path) -> None:
     with pytest.raises(UsageError, match="for a reason"):
-        resume(repository).skip(" ")
-    report = resume(repository).skip("upstream computes it now")
+        resume(stopped).skip(" ")
+    report = resume(stopped).skip("upstream computes it now")
     assert [d.reason for d in report.done] == ["upstream computes it now", "", ""]
-    listing = (repository / "patches/flash-attn/series").read_text()
+    listing = (stopped / "patches/flash-attn/series").read_text()
     assert "# not since 9.9.9: Change-the-tenth-value.patch: upstream computes it now" in listing
-    assert [p.subject for p in model.read(repository / SERIES_FOLDER).patches] == [
+    assert [p.subject for p in model.read(stopped / SERIES_FOLDER).patches] == [
         "Add a header",
         "Change the last value",
     ]
@@ -300,17 +320,13 @@ def test_skip_records_the_reason(repository: Path) -> None:
 def test_files_that_cannot_be_written_at_the_end_are_named_and_written_by_the_next_run(
     repository: Path,
 ) -> None:
-    before, new, blocked = (
-        snapshot(repository),
-        {LIB: "# new\n" + FILES[LIB]},
-        repository / "wheel_matrix.toml.part/file",
-    )
+    before, blocked = snapshot(repository), repository / "wheel_matrix.toml.part/file"
     blocked.parent.mkdir()
     blocked.touch()
     with pytest.raises(
         ActionNeeded, match=r"(?s)wheel_matrix\.toml.*some are, some are not.*--continue.*--abort"
     ):
-        start(repository, new)
+        start(repository, MOVED)
     shutil.rmtree(blocked.parent)
     report = resume(repository).proceed()
     after = snapshot(repository)
@@ -347,12 +363,10 @@ def test_abort_leaves_everything_as_it_was(repository: Path) -> None:
         resume(repository).abort()
 
 
-def test_a_second_rebase_is_refused_while_one_is_under_way(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
+def test_a_second_rebase_is_refused_while_one_is_under_way(stopped: Path) -> None:
     with pytest.raises(UsageError, match="under way"):
-        start(repository, UPSTREAM)
-    assert resume(repository).folder.load().stopped
+        start(stopped, UPSTREAM)
+    assert resume(stopped).folder.load().stopped
 
 
 def test_the_same_release_is_refused(repository: Path) -> None:
@@ -366,16 +380,14 @@ def test_the_same_release_is_refused(repository: Path) -> None:
         )
 
 
-def test_patches_that_changed_meanwhile_are_not_overwritten(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    path = repository / "patches/flash-attn/Add-a-header.patch"
+def test_patches_that_changed_meanwhile_are_not_overwritten(stopped: Path) -> None:
+    path = stopped / "patches/flash-attn/Add-a-header.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
-    before = snapshot(repository)
-    resolve(repository)
+    before = snapshot(stopped)
+    resolve(stopped)
     with pytest.raises(ActionNeeded, match="changed since the rebase began"):
-        resume(repository).proceed()
-    assert snapshot(repository) == before
+        resume(stopped).proceed()
+    assert snapshot(stopped) == before
 
 
 def test_what_is_not_committed_is_not_rebased_over(repository: Path) -> None:
@@ -386,76 +398,59 @@ def test_what_is_not_committed_is_not_rebased_over(repository: Path) -> None:
     assert not (repository / "build/rebase").exists()
 
 
-def test_conflict_markers_that_were_added_are_no_resolution(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    source = repository / "build/rebase/source"
-    subprocess.run(["git", "-C", str(source), "add", "--all"], check=True)
+def test_conflict_markers_that_were_added_are_no_resolution(stopped: Path) -> None:
+    source = stopped / "build/rebase/source"
+    user(source, "add", "--all")
     with pytest.raises(
         ActionNeeded, match=rf"{LIB}:11: a conflict of Change-the-tenth-value.* is not resolved"
     ):
-        resume(repository).proceed()
+        resume(stopped).proceed()
     continue_by_hand(source)
     with pytest.raises(ActionNeeded, match="is not resolved"):
-        resume(repository).proceed()
+        resume(stopped).proceed()
 
 
-def test_files_beside_a_resolution_do_not_get_into_the_patch(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    resolve(repository)
-    stray = repository / "build/rebase/source" / f"{LIB}.orig"
+def test_files_beside_a_resolution_do_not_get_into_the_patch(stopped: Path) -> None:
+    resolve(stopped)
+    stray = stopped / "build/rebase/source" / f"{LIB}.orig"
     stray.write_text("x\n")
     with pytest.raises(ActionNeeded, match=rf"does not know: {LIB}\.orig"):
-        resume(repository).proceed()
+        resume(stopped).proceed()
     stray.unlink()
-    assert "orig" not in "".join(resume(repository).proceed().written)
+    assert "orig" not in "".join(resume(stopped).proceed().written)
 
 
-def test_an_empty_commit_is_no_resolution(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    source = repository / "build/rebase/source"
-    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
-    subprocess.run([*git, "cherry-pick", "--abort"], check=True)
-    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "nothing"], check=True)
+def test_an_empty_commit_is_no_resolution(stopped: Path) -> None:
+    source = stopped / "build/rebase/source"
+    user(source, "cherry-pick", "--abort")
+    user(source, "commit", "--quiet", "--allow-empty", "-m", "nothing")
     with pytest.raises(ActionNeeded, match=r"changes nothing.*--skip"):
-        resume(repository).proceed()
+        resume(stopped).proceed()
 
 
-def test_patches_that_vanish_from_the_tree_are_missed(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    resolve(repository, "value_10 = ten + 0\n")
+def test_patches_that_vanish_from_the_tree_are_missed(stopped: Path) -> None:
+    resolve(stopped, "value_10 = ten + 0\n")
     with pytest.raises(ActionNeeded, match="not yet good"):
-        resume(repository).proceed()
-    subprocess.run(
-        ["git", "-C", str(repository / "build/rebase/source"), "reset", "--quiet", "--hard", "HEAD~2"],
-        check=True,
-    )
+        resume(stopped).proceed()
+    user(stopped / "build/rebase/source", "reset", "--quiet", "--hard", "HEAD~2")
     with pytest.raises(ActionNeeded, match="holds 1 commits on the new base, and 3 patches were moved"):
-        resume(repository).proceed()
+        resume(stopped).proceed()
 
 
-def test_a_message_without_trailers_is_told_with_the_way_on(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    resolve(repository)
-    source = repository / "build/rebase/source"
-    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
-    subprocess.run([*git, "add", "--update"], check=True)
-    subprocess.run([*git, "commit", "--quiet", "-m", "Resolve"], check=True)
+def test_a_message_without_trailers_is_told_with_the_way_on(stopped: Path) -> None:
+    resolve(stopped)
+    source = stopped / "build/rebase/source"
+    user(source, "add", "--update")
+    user(source, "commit", "--quiet", "-m", "Resolve")
     with pytest.raises(ActionNeeded, match=r"(?s)no trailer Upstream-Status.*--continue.*--abort"):
-        resume(repository).proceed()
+        resume(stopped).proceed()
 
 
-def test_work_on_a_conflict_outlives_a_kill_before_the_conflict_was_recorded(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    path = repository / "build/rebase/state.json"
+def test_work_on_a_conflict_outlives_a_kill_before_the_conflict_was_recorded(stopped: Path) -> None:
+    path = stopped / "build/rebase/state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stopped": False}))
-    resolve(repository)
-    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
+    resolve(stopped)
+    assert [d.outcome for d in resume(stopped).proceed().done] == ["resolved", "clean", "clean"]
 
 
 def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Path) -> None:
@@ -473,12 +468,9 @@ def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Pa
 def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(reach, "kernels", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        start(repository, {LIB: "# new\n" + FILES[LIB]})
+        start(repository, MOVED)
     path = repository / "wheel_matrix.toml"
     path.write_text(path.read_text() + "# my own note\n")
     with pytest.raises(ActionNeeded, match=r"wheel_matrix\.toml changed since the rebase began to write"):
@@ -490,23 +482,14 @@ def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(
 def test_a_patch_may_be_amended_between_two_runs_that_finish(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as during:
         during.setattr(reach, "kernels", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            start(repository, {LIB: "# new\n" + FILES[LIB]})
+            start(repository, MOVED)
     source = repository / "build/rebase/source"
-    message = subprocess.run(
-        ["git", "-C", str(source), "log", "-1", "--format=%B"], check=True, capture_output=True, text=True
-    ).stdout
-    subject = message.splitlines()[0]
-    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
-    subprocess.run(
-        [*git, "commit", "--quiet", "--amend", "-m", message.replace(subject, "Change it otherwise")],
-        check=True,
-    )
+    message = user(source, "log", "-1", "--format=%B")
+    other = message.replace(message.splitlines()[0], "Change it otherwise")
+    user(source, "commit", "--quiet", "--amend", "-m", other)
     resume(repository).proceed()
     assert model.read(repository / SERIES_FOLDER).patches[-1].subject == "Change it otherwise"
     assert "Change it otherwise" in (repository / "CHANGES.md").read_text()
@@ -515,12 +498,7 @@ def test_a_patch_may_be_amended_between_two_runs_that_finish(
 def test_an_abort_that_was_interrupted_can_be_repeated(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = snapshot(repository)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    write = files.write
+    before, write = snapshot(repository), files.write
 
     def interrupted_at_series(path: Path, text: str) -> None:
         if path.name == "series":
@@ -541,13 +519,7 @@ def test_an_abort_that_was_interrupted_can_be_repeated(
 
 
 def staged_submodule(root: Path) -> list[str]:
-    listed = subprocess.run(
-        ["git", "-C", str(root), "ls-files", "--stage", "upstream"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return listed.stdout.split()[1:2]
+    return user(root, "ls-files", "--stage", "upstream").split()[1:2]
 
 
 @pytest.mark.parametrize("submodule", ["a" * 40, None])
@@ -556,29 +528,13 @@ def test_abort_takes_back_what_a_rebase_wrote_and_nothing_that_a_person_did(
     repository: Path, monkeypatch: pytest.MonkeyPatch, submodule: str | None, edited: str | None
 ) -> None:
     if submodule:
-        subprocess.run(
-            [
-                "git",
-                "-C",
-                str(repository),
-                "update-index",
-                "--add",
-                "--cacheinfo",
-                f"160000,{submodule},upstream",
-            ],
-            check=True,
-        )
-        git = ["git", "-C", str(repository), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
-        subprocess.run([*git, "commit", "--quiet", "-m", "submodule"], check=True)
+        user(repository, "update-index", "--add", "--cacheinfo", f"160000,{submodule},upstream")
+        user(repository, "commit", "--quiet", "-m", "submodule")
     before = snapshot(repository)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as during:
         during.setattr(reach, "kernels", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            start(repository, {LIB: "# new\n" + FILES[LIB]}, commit="b" * 40)
+            start(repository, MOVED, commit="b" * 40)
     assert staged_submodule(repository) == ["b" * 40]
     if edited:
         path = repository / edited
@@ -615,47 +571,30 @@ def test_a_patch_that_lost_what_it_guards_is_refused_at_the_end_and_can_be_amend
     source = repository / "build/rebase/source"
     text = (source / LIB).read_text()
     (source / LIB).write_text(text.replace("ten + 0", "compute_ten(ten)"))
-    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
     with pytest.raises(ActionNeeded, match="is not finished"):
         resume(repository).proceed()
-    subprocess.run([*git, "commit", "--quiet", "--all", "--fixup", "HEAD~2"], check=True)
-    env = {**os.environ, "GIT_SEQUENCE_EDITOR": "true"}
+    user(source, "commit", "--quiet", "--all", "--fixup", "HEAD~2")
     base = json.loads((repository / "build/rebase/state.json").read_text())["new_base"]
-    subprocess.run(
-        [*git, "rebase", "--quiet", "--interactive", "--autosquash", base],
-        check=True,
-        env=env,
-        capture_output=True,
-    )
+    user(source, "rebase", "--quiet", "--interactive", "--autosquash", base, GIT_SEQUENCE_EDITOR="true")
     assert resume(repository).proceed().new == "9.9.9"
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"format": 0}', '{"format": 1}'])
-def test_a_damaged_state_is_an_error_that_says_how_to_get_out(repository: Path, damage: str) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    (repository / "build/rebase/state.json").write_text(damage)
+def test_a_damaged_state_is_an_error_that_says_how_to_get_out(stopped: Path, damage: str) -> None:
+    (stopped / "build/rebase/state.json").write_text(damage)
     with pytest.raises(SeriesError, match=r"state\.json is .*--abort"):
-        resume(repository).proceed()
-    resume(repository).abort()
+        resume(stopped).proceed()
+    resume(stopped).abort()
 
 
-def test_a_state_whose_repository_lost_the_series_is_an_error(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    state = json.loads((repository / "build/rebase/state.json").read_text())
-    (repository / "build/rebase/state.json").write_text(json.dumps(state | {"tip": "0" * 40}))
+def test_a_state_whose_repository_lost_the_series_is_an_error(stopped: Path) -> None:
+    state = json.loads((stopped / "build/rebase/state.json").read_text())
+    (stopped / "build/rebase/state.json").write_text(json.dumps(state | {"tip": "0" * 40}))
     with pytest.raises(SeriesError, match="has lost the old series"):
-        resume(repository).proceed()
+        resume(stopped).proceed()
 
 
 # --- kill -9 ---
-
-MOVED = {LIB: "# new\n" + FILES[LIB]}
-PROCESSES = multiprocessing.get_context(
-    "forkserver"
-)  # a new interpreter for each would take most of the time
-PROCESSES.set_forkserver_preload([__name__])
 
 
 def rebase_and_die(repository: Path, end: int | Path) -> None:
@@ -677,7 +616,7 @@ def rebase_and_die(repository: Path, end: int | Path) -> None:
 
 def run_and_kill(repository: Path, end: int | Path) -> bool:
     """Run the rebase in a process of its own that is killed; whether it got there."""
-    process = PROCESSES.Process(target=rebase_and_die, args=(repository, end))
+    process = forked.context().Process(target=rebase_and_die, args=(repository, end))
     process.start()
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
@@ -685,9 +624,11 @@ def run_and_kill(repository: Path, end: int | Path) -> bool:
 
 
 def test_a_rebase_that_is_killed_anywhere_goes_on_and_ends_the_same_or_is_aborted(
-    repository: Path, tmp_path: Path
+    repository_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     """At each pick, at what the end writes aside and in its place, and at each record."""
+    edits = (EDIT, ADD)
+    repository = repository_of(*edits)
     before, written, kills = snapshot(repository), 0, 0
     for place in itertools.count(1):
         killed = shutil.copytree(repository, tmp_path / f"killed-{place}", symlinks=True)
@@ -704,87 +645,76 @@ def test_a_rebase_that_is_killed_anywhere_goes_on_and_ends_the_same_or_is_aborte
         else:
             assert snapshot(killed) == before
             start(killed, MOVED)
-        assert_moved(killed)
-    assert_moved(killed)
-    assert kills > len(SERIES)
+        assert_moved(killed, edits)
+    assert_moved(killed, edits)
+    assert kills > len(edits)
     assert written > 1
 
 
-def assert_moved(repository: Path) -> None:
+def assert_moved(repository: Path, edits: tuple[Edit, ...]) -> None:
     loaded = matrix.load(repository / "wheel_matrix.toml")
     assert loaded.upstream.version == "9.9.9"
     moved = model.read(repository / SERIES_FOLDER)
-    assert [p.subject for p in moved.patches] == [edit[0] for edit in SERIES]
+    assert [p.subject for p in moved.patches] == [edit[0] for edit in edits]
     assert "value_7 = 7" in moved.patches[0].content.decode()
     assert lint.check(repository / SERIES_FOLDER) == []
     changes.check(repository / "CHANGES.md", changes.render(loaded, repository))
     assert not [p for p in (repository / "patches").iterdir() if p.name.startswith(".")]
 
 
-def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    resolve(repository)
-    rebase = resume(repository)
+def test_a_kill_while_a_patch_is_picked_leaves_no_half_pick(stopped: Path) -> None:
+    resolve(stopped)
+    rebase = resume(stopped)
     state = rebase._take_resolution(rebase.folder.load())
     # As after a kill in the middle of the next pick: a lock, a half-written file, a pick begun.
-    source = repository / "build/rebase/source"
+    source = stopped / "build/rebase/source"
     subprocess.run(
         ["git", "-C", str(source), "cherry-pick", "--no-commit", state.tip], check=False, capture_output=True
     )
     (source / ".git/index.lock").touch()
     write_files(source, {"half": "x"})
-    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
-    assert "half" not in "".join(p.content.decode() for p in model.read(repository / SERIES_FOLDER).patches)
+    assert [d.outcome for d in resume(stopped).proceed().done] == ["resolved", "clean", "clean"]
+    assert "half" not in "".join(p.content.decode() for p in model.read(stopped / SERIES_FOLDER).patches)
 
 
-def test_going_on_too_early_leaves_the_conflict_as_git_shows_it(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    source = Repository(repository / "build/rebase/source", SeriesError)
+def test_going_on_too_early_leaves_the_conflict_as_git_shows_it(stopped: Path) -> None:
+    source = Repository(stopped / "build/rebase/source", SeriesError)
     unmerged = source.run("ls-files", "--unmerged", writes=False)
     assert unmerged
     with pytest.raises(ActionNeeded, match="is not resolved"):
-        resume(repository).proceed()
+        resume(stopped).proceed()
     assert source.run("ls-files", "--unmerged", writes=False) == unmerged
-    resolve(repository)
-    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
+    resolve(stopped)
+    assert [d.outcome for d in resume(stopped).proceed().done] == ["resolved", "clean", "clean"]
 
 
-def test_a_dropped_rebase_keeps_what_was_resolved(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    source = repository / "build/rebase/source"
-    resolve(repository)
-    git = ["git", "-C", str(source), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
-    subprocess.run([*git, "commit", "--quiet", "--all", "--no-edit"], check=True)
+def test_a_dropped_rebase_keeps_what_was_resolved(stopped: Path) -> None:
+    source = stopped / "build/rebase/source"
+    resolve(stopped)
+    user(source, "commit", "--quiet", "--all", "--no-edit")
     mine = Repository(source, SeriesError).resolve("HEAD")
-    assert "build/rebase-aborted/source" in resume(repository).abort()
-    assert Repository(repository / "build/rebase-aborted/source", SeriesError).resolve("HEAD") == mine
+    assert "build/rebase-aborted/source" in resume(stopped).abort()
+    assert Repository(stopped / "build/rebase-aborted/source", SeriesError).resolve("HEAD") == mine
     with pytest.raises(ActionNeeded):  # the next one begins anew
-        start(repository, UPSTREAM)
+        start(stopped, UPSTREAM)
 
 
-def test_a_work_tree_whose_pick_was_undone_tells_how_to_begin_it_again(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    source = Repository(repository / "build/rebase/source", SeriesError)
+def test_a_work_tree_whose_pick_was_undone_tells_how_to_begin_it_again(stopped: Path) -> None:
+    source = Repository(stopped / "build/rebase/source", SeriesError)
     picked = source.resolve("CHERRY_PICK_HEAD")
     source.run("cherry-pick", "--abort")
     with pytest.raises(ActionNeeded, match=f"git cherry-pick {picked[:12]} begins it again"):
-        resume(repository).proceed()
+        resume(stopped).proceed()
 
 
-def test_patches_that_changed_meanwhile_are_put_back_by_the_command_that_is_told(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
-    path = repository / "patches/flash-attn/Add-a-header.patch"
+def test_patches_that_changed_meanwhile_are_put_back_by_the_command_that_is_told(stopped: Path) -> None:
+    path = stopped / "patches/flash-attn/Add-a-header.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
-    commit_all(repository)
-    resolve(repository)
+    commit_all(stopped)
+    resolve(stopped)
     with pytest.raises(ActionNeeded, match="changed since the rebase began") as caught:
-        resume(repository).proceed()
+        resume(stopped).proceed()
     command = re.search(r"\((git restore [^)]*)\)", str(caught.value))
     assert command is not None
-    subprocess.run(command[1].split(), cwd=repository, check=True)
-    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "clean"]
+    subprocess.run(command[1].split(), cwd=stopped, check=True)
+    assert [d.outcome for d in resume(stopped).proceed().done] == ["resolved", "clean", "clean"]

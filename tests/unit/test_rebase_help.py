@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from scripts.base import files, layout
 from scripts.base.errors import ActionNeeded, UsageError
 from scripts.series import rebase_status
 from tests.unit import test_rebase as rebasing
-from tests.unit.conftest import Command, Make, write_files
+from tests.unit.conftest import Command, Kept, Make, user, write_files
 from tests.unit.test_rebase import (
     FILES,
     HEADER,
@@ -25,7 +24,7 @@ from tests.unit.test_rebase import (
     with_line,
 )
 
-repository = rebasing.repository
+repository_of, repository, stopped = rebasing.repository_of, rebasing.repository, rebasing.stopped
 
 # EDIT and LAST conflict with it: a rebase can be dropped after one resolution and before the other.
 TWICE = with_line(29, "value_29 = last\n", FILES | UPSTREAM)
@@ -41,38 +40,42 @@ def resolve_first_and_drop(root: Path, text: str = MINE) -> None:
     resume(root).abort()
 
 
+@pytest.fixture
+def dropped(repository: Path, kept: Kept) -> Path:
+    """A repository in which a rebase was dropped after its first resolution."""
+    return rebasing.after(kept, "a rebase that was dropped", repository, resolve_first_and_drop)
+
+
 def conflict(root: Path) -> str:
     return (root / "build/rebase/source" / LIB).read_text()
 
 
-def test_a_resolution_of_a_dropped_rebase_is_shown_and_taken_when_asked_for(repository: Path) -> None:
-    resolve_first_and_drop(repository)
+def test_a_resolution_of_a_dropped_rebase_is_shown_and_taken_when_asked_for(dropped: Path) -> None:
     with pytest.raises(ActionNeeded) as caught:
-        start(repository, TWICE)
+        start(dropped, TWICE)
     told = str(caught.value)
     for line in ("-<<<<<<< HEAD", "-value_10 = ten", "+" + MINE.rstrip(), "--use-remembered"):
         assert line in told
-    assert "<<<<<<< " in conflict(repository), "nothing is taken silently"
+    assert "<<<<<<< " in conflict(dropped), "nothing is taken silently"
     with pytest.raises(ActionNeeded, match="Change-the-last-value") as caught:
-        resume(repository).use_remembered()
+        resume(dropped).use_remembered()
     assert "--use-remembered" not in str(caught.value), "that one was never resolved"
-    resolve(repository, "value_29 = compute_last(last)\n")
-    assert [d.outcome for d in resume(repository).proceed().done] == ["resolved", "clean", "resolved"]
-    assert f"+{MINE}" in (repository / "patches/flash-attn/Change-the-tenth-value.patch").read_text()
+    resolve(dropped, "value_29 = compute_last(last)\n")
+    assert [d.outcome for d in resume(dropped).proceed().done] == ["resolved", "clean", "resolved"]
+    assert f"+{MINE}" in (dropped / "patches/flash-attn/Change-the-tenth-value.patch").read_text()
 
 
-def test_the_last_of_several_resolutions_is_remembered(repository: Path) -> None:
-    resolve_first_and_drop(repository)
-    resolve_first_and_drop(repository, "value_10 = compute_ten(ten, 2)\n")
+def test_the_last_of_several_resolutions_is_remembered(dropped: Path) -> None:
+    resolve_first_and_drop(dropped, "value_10 = compute_ten(ten, 2)\n")
     with pytest.raises(ActionNeeded, match=r"\+value_10 = compute_ten\(ten, 2\)\n(?!.*compute_ten\(ten\)\n)"):
-        start(repository, TWICE)
+        start(dropped, TWICE)
 
 
 def test_a_commit_that_the_user_made_is_remembered_too(repository: Path) -> None:
     with pytest.raises(ActionNeeded):
         start(repository, TWICE)
     resolve(repository)
-    subprocess.run(["git", "-C", str(repository / "build/rebase/source"), "add", "--all"], check=True)
+    user(repository / "build/rebase/source", "add", "--all")
     rebasing.continue_by_hand(repository / "build/rebase/source")
     with pytest.raises(ActionNeeded):
         resume(repository).proceed()
@@ -81,15 +84,14 @@ def test_a_commit_that_the_user_made_is_remembered_too(repository: Path) -> None
         start(repository, TWICE)
 
 
-def test_a_remembered_resolution_does_not_overwrite_an_edit(repository: Path) -> None:
-    resolve_first_and_drop(repository)
+def test_a_remembered_resolution_does_not_overwrite_an_edit(dropped: Path) -> None:
     with pytest.raises(ActionNeeded):
-        start(repository, TWICE)
-    path = repository / "build/rebase/source" / LIB
+        start(dropped, TWICE)
+    path = dropped / "build/rebase/source" / LIB
     path.write_text(path.read_text() + "mine = 1\n")
     before = path.read_bytes()
     with pytest.raises(ActionNeeded, match=r"lib\.py was edited since the conflict"):
-        resume(repository).use_remembered()
+        resume(dropped).use_remembered()
     assert path.read_bytes() == before
 
 
@@ -104,46 +106,40 @@ def test_where_nothing_is_remembered_nothing_is_taken(repository: Path) -> None:
 
 
 def test_an_interruption_while_a_resolution_is_remembered_leaves_what_was_and_loses_no_work(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
+    dropped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resolve_first_and_drop(repository)
-    cache = repository / "build/resolutions"
+    cache = dropped / "build/resolutions"
     before = {p.relative_to(cache): p.read_bytes() for p in cache.rglob("*") if p.is_file()}
     assert before
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(ActionNeeded):
-        start(repository, TWICE)
-    resolve(repository, "value_10 = compute_ten(ten, 2)\n")
+        start(dropped, TWICE)
+    resolve(dropped, "value_10 = compute_ten(ten, 2)\n")
     with monkeypatch.context() as during:
-        during.setattr(files, "exchange", interrupted)
+        during.setattr(files, "exchange", rebasing.interrupted)
         with pytest.raises(KeyboardInterrupt):
-            resume(repository).proceed()
+            resume(dropped).proceed()
     assert {p.relative_to(cache): p.read_bytes() for p in cache.rglob("*") if p.is_file()} == before
     with pytest.raises(ActionNeeded, match="Change-the-last-value"):
-        resume(repository).proceed()
+        resume(dropped).proceed()
     assert before != {p.relative_to(cache): p.read_bytes() for p in cache.rglob("*") if p.is_file()}
 
 
-def test_a_rebase_says_where_it_stands(repository: Path) -> None:
-    with pytest.raises(ActionNeeded):
-        start(repository, UPSTREAM)
+def test_a_rebase_says_where_it_stands(stopped: Path) -> None:
     for recorded in (True, False):  # and after a kill between the conflict and its record
-        path = repository / "build/rebase/state.json"
+        path = stopped / "build/rebase/state.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"stopped": recorded}))
-        standing = rebase_status.standing(resume(repository).folder)
+        standing = rebase_status.standing(resume(stopped).folder)
         told = "\n".join(standing.lines)
         assert "patch (1/3) Change-the-tenth-value.patch waits for you" in told
         assert f"{LIB}:11: conflict" in told
         assert standing.remaining == ("Add-a-header.patch", "Change-the-last-value.patch")
         assert all(word in told for word in ("--continue", "--skip --reason", "--abort"))
-    resolve(repository, "value_10 = ten + 0\n")
-    assert rebase_status.standing(resume(repository).folder).conflicts == (f"{LIB} (no marker is left)",)
+    resolve(stopped, "value_10 = ten + 0\n")
+    assert rebase_status.standing(resume(stopped).folder).conflicts == (f"{LIB} (no marker is left)",)
     with pytest.raises(ActionNeeded, match="not yet good"):
-        resume(repository).proceed()
-    told = "\n".join(rebase_status.standing(resume(repository).folder).lines)
+        resume(stopped).proceed()
+    told = "\n".join(rebase_status.standing(resume(stopped).folder).lines)
     assert "all 3 patches have moved; nothing is written yet" in told
     assert "--skip" not in told
 
@@ -212,8 +208,7 @@ def test_upstream_s_history_is_told_of_the_conflicting_lines_alone(repository: P
     """Six commits of upstream's change the file, two of them the lines that conflict."""
     upstream = repository / "upstream"
     upstream.mkdir()
-    git = ["git", "-C", str(upstream), "-c", "user.name=U", "-c", "user.email=u@example.invalid"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
+    user(upstream, "init", "--quiet")
     steps: list[tuple[str, str]] = [
         ("Begin", ""),
         ("Rename the tenth", "value_10 = 10\n=value_10 = old_ten\n"),
@@ -228,10 +223,9 @@ def test_upstream_s_history_is_told_of_the_conflicting_lines_alone(repository: P
         before, _, after = change.partition("\n=")
         text = text.replace(before + "\n", after) if change else text
         write_files(upstream, {LIB: text})
-        subprocess.run([*git, "add", "--all"], check=True)
-        subprocess.run([*git, "commit", "--quiet", "-m", subject], check=True)
-        found = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-        commits.append(found.stdout.strip())
+        user(upstream, "add", "--all")
+        user(upstream, "commit", "--quiet", "-m", subject)
+        commits.append(user(upstream, "rev-parse", "HEAD").strip())
     path = repository / "wheel_matrix.toml"
     pinned = next(line for line in path.read_text().splitlines() if line.startswith("commit = "))
     path.write_text(path.read_text().replace(pinned, f'commit = "{commits[0]}"', 1))

@@ -13,7 +13,7 @@ from scripts.base.errors import CompileError
 from scripts.lab import objects, shared_ptx
 from scripts.source import matrix_tables
 from scripts.wheels import compile_cache, compiling, flags, kernels
-from tests.unit.conftest import KERNELS, toolchain, tree
+from tests.unit.conftest import KERNELS, source_tree, toolchain
 
 CAPABILITIES = st.lists(st.sampled_from(matrix_tables.ARCHITECTURES), min_size=1, unique=True).map(
     lambda a: tuple(sorted(a, key=int))
@@ -71,7 +71,12 @@ def test_what_the_compile_cache_cannot_keep_goes_without_it(
     tools = toolchain(tmp_path, 'touch "$last"\n', cache=True)
     monkeypatch.setattr(compile_cache, "_SHARES_FROM", Version(keeps_from))
     planned = kernels.Plan(
-        tree(tmp_path), tools, KERNELS[:1], ("80", "90"), tmp_path / "build", shared_ptx={"80": ("90",)}
+        source_tree(tmp_path),
+        tools,
+        KERNELS[:1],
+        ("80", "90"),
+        tmp_path / "build",
+        shared_ptx={"80": ("90",)},
     )
     compiling.write_ninja(tmp_path / "build.ninja", [(planned, kernels.kernel_units(planned))])
     command = (tmp_path / "build.ninja").read_text()

@@ -28,8 +28,10 @@ from tests.unit.conftest import (
     PIN,
     TWO,
     Make,
+    apply,
     checkout_of,
     message,
+    user,
     write_files,
 )
 from tests.unit.waiting import a_tick
@@ -42,11 +44,10 @@ def content(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def test_applying_gives_one_commit_a_patch_and_always_the_same_id(make_series: Make, tmp_path: Path) -> None:
-    patches = model.read(make_series(*TWO))
-    trees = [
-        tree.apply(patches, PIN, checkout_of(BASE), tmp_path / name / "source") for name in ("one", "two")
-    ]
+def test_applying_gives_one_commit_a_patch_and_always_the_same_id(
+    series: model.Series, tmp_path: Path
+) -> None:
+    trees = [apply(series, tmp_path / name / "source") for name in ("one", "two")]
     assert trees[0].commit == trees[1].commit
     assert (trees[0].root / "setup.py").read_text() == EDITED_SETUP
     log = Repository(trees[0].root, SeriesError).run("log", "--format=%s|%an|%ae|%cn|%ai|%ci").splitlines()
@@ -59,32 +60,27 @@ def test_applying_gives_one_commit_a_patch_and_always_the_same_id(make_series: M
 
 
 def test_a_hostile_git_configuration_changes_no_byte(
-    make_series: Make, tmp_path: Path, request: pytest.FixtureRequest
+    patches: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    patches = make_series(*TWO)
-    plain = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "plain/source")
+    plain = apply(model.read(patches), tmp_path / "plain/source")
     before = content(patches)
     request.getfixturevalue("hostile_git")
-    hostile = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "hostile/work/source")
+    hostile = apply(model.read(patches), tmp_path / "hostile/work/source")
     assert hostile.commit == plain.commit
     assert export.export(hostile.root, patches) == NOTHING
     assert content(patches) == before
 
 
 def test_exporting_an_unchanged_tree_changes_no_byte_and_check_agrees(
-    make_series: Make, tmp_path: Path
+    patches: Path, applied: tree.Tree
 ) -> None:
-    patches = make_series(*TWO)
     before = content(patches)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     assert export.export(applied.root, patches) == NOTHING
     assert export.export(applied.root, patches, check=True) == NOTHING
     assert content(patches) == before
 
 
-def test_an_edited_commit_changes_its_patch_alone_and_check_tells(make_series: Make, tmp_path: Path) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+def test_an_edited_commit_changes_its_patch_alone_and_check_tells(patches: Path, applied: tree.Tree) -> None:
     write_files(applied.root, {"csrc/flash_attn/src/fork.h": "#pragma once\n// more\n"})
     repository = Repository(applied.root, SeriesError)
     repository.run("add", "--all")
@@ -107,7 +103,7 @@ def test_a_hunk_that_does_not_fit_is_refused_and_the_finished_tree_stays(
     make_series: Make, tmp_path: Path
 ) -> None:
     patches = model.read(make_series(TWO[0]))
-    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+    applied = apply(patches, tmp_path / "source")
     other = BASE | {"setup.py": BASE["setup.py"].replace("line 20\n", "line XX\n")}
     with pytest.raises(SeriesError, match="does not apply exactly"):
         tree.apply(
@@ -136,34 +132,32 @@ def test_a_folder_that_is_no_repository_is_never_written_through(tmp_path: Path)
         Repository(inner, SeriesError).run("add", "--all")
 
 
-def test_a_finished_tree_is_taken_again_and_a_changed_one_refused(make_series: Make, tmp_path: Path) -> None:
-    patches = model.read(make_series(*TWO))
-    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+def test_a_finished_tree_is_taken_again_and_a_changed_one_refused(
+    series: model.Series, applied: tree.Tree, tmp_path: Path
+) -> None:
     before = (applied.root / "setup.py").stat().st_mtime_ns
-    assert tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source") == applied
+    assert apply(series, tmp_path / "source") == applied
     assert (applied.root / "setup.py").stat().st_mtime_ns == before
     (applied.root / "setup.py").write_text("mine\n")
     with pytest.raises(SeriesError, match=r"has changes that are in no patch:\n.*setup\.py"):
-        tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+        apply(series, tmp_path / "source")
 
 
-def test_work_committed_on_the_tree_is_not_overwritten(make_series: Make, tmp_path: Path) -> None:
-    patches = model.read(make_series(*TWO))
-    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+def test_work_committed_on_the_tree_is_not_overwritten(
+    series: model.Series, applied: tree.Tree, tmp_path: Path
+) -> None:
     write_files(applied.root, {"mine.h": "work\n"})
     repository = Repository(applied.root, SeriesError)
     repository.run("add", "--all")
     repository.run("commit", "--quiet", "-m", message("Add my work"))
     with pytest.raises(SeriesError, match="commits that are in no patch"):
-        tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+        apply(series, tmp_path / "source")
     assert (applied.root / "mine.h").exists()
 
 
 @pytest.mark.parametrize("state", ["dirty", "rebase", "empty"])
-def test_export_refuses_a_tree_that_is_not_finished(make_series: Make, tmp_path: Path, state: str) -> None:
-    patches = make_series(*TWO)
+def test_export_refuses_a_tree_that_is_not_finished(patches: Path, applied: tree.Tree, state: str) -> None:
     before = content(patches)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     repository = Repository(applied.root, SeriesError)
     if state == "dirty":
         (applied.root / "setup.py").write_text("mine\n")
@@ -179,12 +173,6 @@ def test_export_refuses_a_tree_that_is_not_finished(make_series: Make, tmp_path:
 
 
 # --- what somebody did in the tree is never thrown away unasked ---
-
-
-def user(root: Path, *arguments: str) -> None:
-    """Git as a user runs it."""
-    identity = ["-c", "user.name=A User", "-c", "user.email=user@example.invalid"]
-    subprocess.run(["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True)
 
 
 def change_series(patches: Path) -> model.Series:
@@ -231,58 +219,51 @@ def rebase_in_progress(root: Path) -> None:
     ],
 )
 def test_a_changed_series_does_not_replace_a_tree_that_holds_work(
-    make_series: Make, tmp_path: Path, act: Callable[[Path], None], expected: str
+    patches: Path, applied: tree.Tree, act: Callable[[Path], None], expected: str
 ) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     act(applied.root)
     changed = change_series(patches)
     with pytest.raises(SeriesError, match=expected):
-        tree.apply(changed, PIN, checkout_of(BASE), applied.root)
-    assert tree.apply(changed, PIN, checkout_of(BASE), applied.root, reset=True).commit != applied.commit
+        apply(changed, applied.root)
+    assert apply(changed, applied.root, reset=True).commit != applied.commit
 
 
-def test_a_folder_that_is_not_ours_is_not_replaced(make_series: Make, tmp_path: Path) -> None:
-    patches = model.read(make_series(*TWO))
+def test_a_folder_that_is_not_ours_is_not_replaced(series: model.Series, tmp_path: Path) -> None:
     for name in ("file", "folder"):
         path = tmp_path / name
         path.write_text("mine\n") if name == "file" else write_files(path, {"notes": "mine\n"})
         with pytest.raises(SeriesError, match="nothing that nox -s apply made"):
-            tree.apply(patches, PIN, checkout_of(BASE), path)
+            apply(series, path)
     assert (tmp_path / "folder/notes").read_text() == "mine\n"
 
 
 def test_a_tree_of_an_older_version_of_this_program_is_replaced_when_nothing_is_lost(
-    make_series: Make, tmp_path: Path
+    series: model.Series, applied: tree.Tree
 ) -> None:
-    patches = model.read(make_series(*TWO))
-    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     marker = applied.root / ".git/series.json"
     marker.write_text(
         json.dumps({"format": 1, "digest": "x", "base": applied.base, "commit": applied.commit})
     )
     with pytest.raises(SeriesError, match="nothing was exported"):
-        export.export(applied.root, patches.folder)
+        export.export(applied.root, series.folder)
     stash(applied.root)
     with pytest.raises(SeriesError, match="has stashes"):
-        tree.apply(patches, PIN, checkout_of(BASE), applied.root)
+        apply(series, applied.root)
     user(applied.root, "stash", "drop")
-    assert tree.apply(patches, PIN, checkout_of(BASE), applied.root) == applied
+    assert apply(series, applied.root) == applied
     assert json.loads(marker.read_text())["format"] == 2
 
 
-def test_a_pulled_series_replaces_an_untouched_tree(make_series: Make, tmp_path: Path) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
-    shorter = tree.apply(change_series(patches), PIN, checkout_of(BASE), tmp_path / "source")
+def test_a_pulled_series_replaces_an_untouched_tree(
+    patches: Path, applied: tree.Tree, tmp_path: Path
+) -> None:
+    shorter = apply(change_series(patches), tmp_path / "source")
     assert shorter.commit == Repository(applied.root, SeriesError).resolve("HEAD") != applied.commit
 
 
-def test_exported_commits_outlive_a_series_that_was_put_back(make_series: Make, tmp_path: Path) -> None:
+def test_exported_commits_outlive_a_series_that_was_put_back(patches: Path, applied: tree.Tree) -> None:
     """After export, git checkout in the repository above takes patches/ back; the tree has the only copy then."""
-    patches = make_series(*TWO)
     before = content(patches)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     user(applied.root, "tag", "keep-me")
     user(applied.root, "commit", "--quiet", "--amend", "-m", message("Add my header"))
     export.export(applied.root, patches)
@@ -291,24 +272,22 @@ def test_exported_commits_outlive_a_series_that_was_put_back(make_series: Make, 
         path.unlink()
     for name, data in before.items():
         (patches / name).write_bytes(data)
-    tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root)
+    apply(model.read(patches), applied.root)
     repository = Repository(applied.root, SeriesError)
     kept = repository.run(
         "for-each-ref", "--format=%(refname) %(objectname)", "refs/replaced", writes=False
     ).splitlines()
     assert [line.split()[1] for line in kept if line.split()[0].endswith("/HEAD")] == [exported]
     assert [line for line in kept if "/tags/keep-me" in line]
-    tree.apply(model.read(patches).upto(1), PIN, checkout_of(BASE), applied.root, of=2)
+    apply(model.read(patches).upto(1), applied.root, of=2)
     assert exported in repository.run(
         "for-each-ref", "--format=%(objectname)", "refs/replaced", writes=False
     ), "kept from tree to tree"
 
 
-def test_what_was_not_committed_outlives_a_reset(make_series: Make, tmp_path: Path) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+def test_what_was_not_committed_outlives_a_reset(patches: Path, applied: tree.Tree) -> None:
     write_files(applied.root, {"setup.py": "mine\n", "new.py": "mine too\n"})
-    tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
+    apply(model.read(patches), applied.root, reset=True)
     repository = Repository(applied.root, SeriesError)
     (kept,) = [
         line
@@ -323,20 +302,18 @@ def test_what_was_not_committed_outlives_a_reset(make_series: Make, tmp_path: Pa
 
 
 def test_looking_at_a_series_neither_needs_nor_touches_a_tree_with_work_in_it(
-    make_series: Make, tmp_path: Path
+    series: model.Series, tmp_path: Path
 ) -> None:
-    patches = model.read(make_series(*TWO))
-    assert tree.reusable(patches, PIN, tmp_path / "source") is None
-    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
-    assert tree.reusable(patches, PIN, applied.root) == applied
-    assert tree.reusable(patches.upto(1), PIN, applied.root) is None
+    assert tree.reusable(series, PIN, tmp_path / "source") is None
+    applied = apply(series, tmp_path / "source")
+    assert tree.reusable(series, PIN, applied.root) == applied
+    assert tree.reusable(series.upto(1), PIN, applied.root) is None
     write_files(applied.root, {"setup.py": "mine\n"})
-    assert tree.reusable(patches, PIN, applied.root) is None
+    assert tree.reusable(series, PIN, applied.root) is None
     assert (applied.root / "setup.py").read_text() == "mine\n"
 
 
-def test_a_folder_that_a_killed_write_left_is_swept_by_the_next(make_series: Make, tmp_path: Path) -> None:
-    patches = make_series(*TWO)
+def test_a_folder_that_a_killed_write_left_is_swept_by_the_next(patches: Path, tmp_path: Path) -> None:
     (tmp_path / ".patches.fa2-aside-abcd1234").mkdir()
     export.write_folder(patches, {"Add-a-header.patch": (patches / "Add-a-header.patch").read_bytes()})
     assert not (tmp_path / ".patches.fa2-aside-abcd1234").exists()
@@ -348,11 +325,10 @@ def test_what_killed_runs_left_beside_a_tree_is_swept(make_series: Make, tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["patches", "source"]
 
 
-def test_a_tree_that_somebody_moved_away_stays(make_series: Make, tmp_path: Path) -> None:
-    patches = model.read(make_series(*TWO))
+def test_a_tree_that_somebody_moved_away_stays(series: model.Series, tmp_path: Path) -> None:
     for name in ("source.previous", "source.original"):
-        tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source").root.rename(tmp_path / name)
-    tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+        apply(series, tmp_path / "source").root.rename(tmp_path / name)
+    apply(series, tmp_path / "source")
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "patches",
         "source",
@@ -361,28 +337,26 @@ def test_a_tree_that_somebody_moved_away_stays(make_series: Make, tmp_path: Path
     ]
 
 
-def test_stashes_of_a_tree_that_is_replaced_are_kept(make_series: Make, tmp_path: Path) -> None:
-    patches = model.read(make_series(*TWO))
-    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+def test_stashes_of_a_tree_that_is_replaced_are_kept(series: model.Series, applied: tree.Tree) -> None:
     for text in ("mine\n", "mine too\n"):
         write_files(applied.root, {"setup.py": text})
         user(applied.root, "stash")
     repository = Repository(applied.root, SeriesError)
-    tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
+    apply(series, applied.root, reset=True)
     kept = repository.run(
         "for-each-ref", "--format=%(refname)", "refs/replaced/*/stashes/*", writes=False
     ).split()
     assert [repository.read(f"{name}:setup.py") for name in kept] == [b"mine too\n", b"mine\n"]
 
 
-def test_commits_of_linked_work_trees_outlive_a_reset(make_series: Make, tmp_path: Path) -> None:
-    patches = model.read(make_series(*TWO))
-    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
+def test_commits_of_linked_work_trees_outlive_a_reset(
+    series: model.Series, applied: tree.Tree, tmp_path: Path
+) -> None:
     user(applied.root, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
     write_files(tmp_path / "linked", {"setup.py": "mine\n"})
     user(tmp_path / "linked", "commit", "--quiet", "--all", "--message=mine")
     mine = Repository(tmp_path / "linked", SeriesError).resolve("HEAD")
-    tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
+    apply(series, applied.root, reset=True)
     kept = Repository(applied.root, SeriesError).run(
         "for-each-ref", "--format=%(objectname)", "refs/replaced/*/linked/*", writes=False
     )
@@ -390,11 +364,12 @@ def test_commits_of_linked_work_trees_outlive_a_reset(make_series: Make, tmp_pat
 
 
 def test_a_tree_that_cannot_be_swapped_stays_and_the_error_says_what_to_do(
-    make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    series: model.Series,
+    applied: tree.Tree,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As in the lower layer of an overlay, where the kernel gives EXDEV."""
-    patches = model.read(make_series(*TWO))
-    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
 
     class Libc:
         @staticmethod
@@ -405,18 +380,16 @@ def test_a_tree_that_cannot_be_swapped_stays_and_the_error_says_what_to_do(
     with monkeypatch.context() as during:
         during.setattr(ctypes, "CDLL", lambda *_, **__: Libc)
         with pytest.raises(SeriesError, match="Invalid cross-device link") as caught:
-            tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
+            apply(series, applied.root, reset=True)
     assert "made anew" not in capsys.readouterr().out
     assert Repository(applied.root, SeriesError).resolve("HEAD") == applied.commit
     subprocess.run(["sh", "-c", str(caught.value).partition("where it can be: ")[2]], check=True)
-    assert tree.apply(patches, PIN, checkout_of(BASE), applied.root).commit == applied.commit
+    assert apply(series, applied.root).commit == applied.commit
 
 
 def test_an_interruption_at_the_end_of_apply_loses_no_commit(
-    make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    series: model.Series, applied: tree.Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patches = model.read(make_series(*TWO))
-    applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"setup.py": "mine\n"})
     user(applied.root, "commit", "--quiet", "--all", "--message=mine")
     mine = Repository(applied.root, SeriesError).resolve("HEAD")
@@ -430,17 +403,15 @@ def test_an_interruption_at_the_end_of_apply_loses_no_commit(
     with monkeypatch.context() as during:
         during.setattr(shutil, "rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            tree.apply(patches, PIN, checkout_of(BASE), applied.root, reset=True)
-    tree.apply(patches, PIN, checkout_of(BASE), applied.root)
+            apply(series, applied.root, reset=True)
+    apply(series, applied.root)
     repository = Repository(applied.root, SeriesError)
     assert repository.attempt("cat-file", "-e", mine)[0] == 0
     assert repository.resolve("HEAD") == applied.commit
 
 
-def test_a_file_written_while_it_is_built_from_is_noticed(make_series: Make, tmp_path: Path) -> None:
-    patches = model.read(make_series(*TWO))
+def test_a_file_written_while_it_is_built_from_is_noticed(applied: tree.Tree, tmp_path: Path) -> None:
     for _ in range(2):  # made, and taken as it is
-        applied = tree.apply(patches, PIN, checkout_of(BASE), tmp_path / "source")
         applied.check_unchanged()
     header = applied.root / "csrc/flash_attn/src/fork.h"
     a_tick(tmp_path)
@@ -454,10 +425,8 @@ def test_a_file_written_while_it_is_built_from_is_noticed(make_series: Make, tmp
 
 
 def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_named(
-    make_series: Make, tmp_path: Path
+    patches: Path, applied: tree.Tree
 ) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     write_files(applied.root, {"setup.py": EDITED_SETUP.replace("twenty", "XX")})
     user(applied.root, "commit", "--quiet", "--all", "--fixup", "HEAD~1")
     with pytest.raises(
@@ -483,9 +452,7 @@ def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_nam
     assert export.export(applied.root, patches).written == ("Change-line-20.patch",)
 
 
-def test_export_does_not_undo_a_patch_that_changed_meanwhile(make_series: Make, tmp_path: Path) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+def test_export_does_not_undo_a_patch_that_changed_meanwhile(patches: Path, applied: tree.Tree) -> None:
     user(applied.root, "commit", "--quiet", "--amend", "-m", message("Add a header"))
     path = patches / "Change-line-20.patch"
     path.write_text(path.read_text().replace("Because", "Since"))
@@ -496,13 +463,10 @@ def test_export_does_not_undo_a_patch_that_changed_meanwhile(make_series: Make, 
 
 
 @pytest.mark.parametrize("part", [False, True])
-def test_the_way_out_that_export_tells_keeps_one_s_commit(
-    make_series: Make, tmp_path: Path, part: bool
-) -> None:
+def test_the_way_out_that_export_tells_keeps_one_s_commit(patches: Path, tmp_path: Path, part: bool) -> None:
     """Of a tree whose patches changed meanwhile, and of one that holds a part of the series."""
-    patches = make_series(*TWO)
     whole = model.read(patches)
-    applied = tree.apply(whole.upto(1) if part else whole, PIN, checkout_of(BASE), tmp_path / "source", of=2)
+    applied = apply(whole.upto(1) if part else whole, tmp_path / "source", of=2)
     write_files(applied.root, {"csrc/flash_attn/src/more.h": "// more\n"})
     user(applied.root, "add", "--all")
     user(applied.root, "commit", "--quiet", "-m", message("Add more"))
@@ -513,27 +477,27 @@ def test_the_way_out_that_export_tells_keeps_one_s_commit(
         SeriesError, match="nox -s apply -- --reset, which keeps your commits, then git -C"
     ) as caught:
         export.export(applied.root, patches)
-    tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root, reset=True)
+    apply(model.read(patches), applied.root, reset=True)
     command = re.search(r"git -C \S+ (cherry-pick [0-9a-f ]+)", str(caught.value))
     assert command is not None
     user(applied.root, *command[1].split())
     assert export.export(applied.root, patches).written == ("Add-more.patch", "series")
 
 
-def test_after_an_export_the_tree_is_taken_as_it_is(make_series: Make, tmp_path: Path) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+def test_after_an_export_the_tree_is_taken_as_it_is(
+    patches: Path, applied: tree.Tree, tmp_path: Path
+) -> None:
     write_files(applied.root, {"csrc/flash_attn/src/more.h": "// more\n"})
     user(applied.root, "add", "--all")
     user(applied.root, "commit", "--quiet", "-m", message("Add more"))
     assert export.export(applied.root, patches) == export.Exported(("Add-more.patch", "series"), ())
     (applied.root / "left").write_text("untracked files of the user stay too\n")
     with pytest.raises(SeriesError, match="left"):
-        tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root)
+        apply(model.read(patches), applied.root)
     (applied.root / "left").unlink()
-    again = tree.apply(model.read(patches), PIN, checkout_of(BASE), applied.root)
+    again = apply(model.read(patches), applied.root)
     assert again.commit == Repository(applied.root, SeriesError).resolve("HEAD")
-    elsewhere = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "elsewhere")
+    elsewhere = apply(model.read(patches), tmp_path / "elsewhere")
     assert (again.commit, again.digest, again.sources) == (
         elsewhere.commit,
         elsewhere.digest,
@@ -562,9 +526,7 @@ def test_a_change_of_the_binding_is_none_of_the_kernels(make_series: Make, tmp_p
     assert len({t.kernel_sources for t in trees.values()}) == 3
 
 
-def test_files_and_comments_of_others_stay(make_series: Make, tmp_path: Path) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+def test_files_and_comments_of_others_stay(patches: Path, applied: tree.Tree) -> None:
     write_files(patches, {"README": "mine\n", "notes/a": "mine\n"})
     (patches / "series").write_text(
         "# top\nChange-line-20.patch\n\n# about the header\nAdd-a-header.patch  # short\n# end\n"
@@ -582,16 +544,14 @@ def test_a_patch_that_goes_or_moves_renames_no_other(make_series: Make, tmp_path
     patches = make_series(*TWO, more)
     names = ["Change-line-20.patch", "Add-a-header.patch", "Add-more.patch"]
     assert (patches / "series").read_text().split() == names
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+    applied = apply(model.read(patches), tmp_path / "source")
     order = 'sed -i "1{h;d};2{G}"'  # the first two change places
     user(applied.root, "-c", f"sequence.editor={order}", "rebase", "--quiet", "-i", applied.base)
     assert export.export(applied.root, patches) == export.Exported(("series",), ())
     assert (patches / "series").read_text().split() == [names[1], names[0], names[2]]
 
 
-def test_two_commits_of_one_subject_are_told_apart_first(make_series: Make, tmp_path: Path) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
+def test_two_commits_of_one_subject_are_told_apart_first(patches: Path, applied: tree.Tree) -> None:
     write_files(applied.root, {"flash_attn/more.py": "more = 1\n"})
     user(applied.root, "add", "--all")
     user(applied.root, "commit", "--quiet", "-m", message("Add a header"))
@@ -627,11 +587,9 @@ def merge(root: Path) -> None:
     ],
 )
 def test_a_commit_that_makes_no_patch_is_named(
-    make_series: Make, tmp_path: Path, act: Callable[[Path], None], expected: str
+    patches: Path, applied: tree.Tree, act: Callable[[Path], None], expected: str
 ) -> None:
-    patches = make_series(*TWO)
     before = content(patches)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     act(applied.root)
     with pytest.raises(SeriesError, match=expected):
         export.export(applied.root, patches)
@@ -640,11 +598,11 @@ def test_a_commit_that_makes_no_patch_is_named(
 
 def test_a_part_of_the_series_is_applied_and_not_exported(make_series: Make, tmp_path: Path) -> None:
     whole = model.read(make_series(*TWO))
-    part = tree.apply(whole.upto(1), PIN, checkout_of(BASE), tmp_path / "source", of=2)
+    part = apply(whole.upto(1), tmp_path / "source", of=2)
     assert not (part.root / "csrc/flash_attn/src/fork.h").exists()
     with pytest.raises(SeriesError, match="holds the first 1 of 2 patches"):
         export.export(part.root, whole.folder)
-    assert tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source").commit != part.commit
+    assert apply(whole, tmp_path / "source").commit != part.commit
 
 
 @pytest.mark.parametrize(
@@ -659,10 +617,8 @@ def test_a_part_of_the_series_is_applied_and_not_exported(make_series: Make, tmp
     ],
 )
 def test_check_tells_content_order_and_stray_files(
-    make_series: Make, tmp_path: Path, edit: Callable[[Path], object], expected: str
+    patches: Path, applied: tree.Tree, edit: Callable[[Path], object], expected: str
 ) -> None:
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     edit(patches)
     with pytest.raises(SeriesError, match=expected):
         export.export(applied.root, patches, check=True)
@@ -697,23 +653,18 @@ def test_apply_and_export_are_each_other_s_inverse(
     ]
     patches = make_series(*texts, folder=folder)
     before = content(patches)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), folder / "source")
+    applied = apply(model.read(patches), folder / "source")
     assert export.export(applied.root, patches) == NOTHING
     repository = Repository(applied.root, SeriesError)
     export.write_folder(folder / "again", export.exported_patches(repository, applied.base))
     assert content(folder / "again") == before == content(patches)
-    assert (
-        tree.apply(model.read(folder / "again"), PIN, checkout_of(BASE), folder / "other").commit
-        == applied.commit
-    )
+    assert apply(model.read(folder / "again"), folder / "other").commit == applied.commit
 
 
 def test_check_of_an_old_tree_does_not_advise_what_export_would_refuse(
-    make_series: Make, tmp_path: Path
+    patches: Path, applied: tree.Tree
 ) -> None:
     """After a rebase build/source is still of the patches before it."""
-    patches = make_series(*TWO)
-    applied = tree.apply(model.read(patches), PIN, checkout_of(BASE), tmp_path / "source")
     path = next(patches.glob("Add-*"))
     path.write_text(path.read_text().replace("Because", "Since"))
     with pytest.raises(SeriesError, match=r"would change.*nox -s apply -- --reset") as caught:
@@ -725,9 +676,9 @@ def test_a_damaged_note_of_what_was_applied_is_refused_by_file_and_key(
     make_series: Make, tmp_path: Path
 ) -> None:
     series = model.read(make_series(*TWO))
-    applied = tree.apply(series, PIN, checkout_of(BASE), tmp_path / "source")
+    applied = apply(series, tmp_path / "source")
     (applied.root / ".git/series.json").write_text('{"format": 2, "pin": 3}')
     with pytest.raises(SeriesError, match=r"series\.json is damaged: pin: .*apply -- --reset"):
-        tree.apply(series, PIN, checkout_of(BASE), tmp_path / "source")
-    anew = tree.apply(series, PIN, checkout_of(BASE), tmp_path / "source", reset=True)
+        apply(series, tmp_path / "source")
+    anew = apply(series, tmp_path / "source", reset=True)
     assert anew.commit == applied.commit
