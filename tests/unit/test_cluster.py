@@ -333,6 +333,7 @@ def test_a_scheduler_that_is_gone_is_one_error(
             cluster_compile.compile_on, client, [share(tmp_path, tools)], None, Found(tools)
         )
         until(lambda: any("no worker is there" in note for note in notes), "the wait for a worker")
+        client._timeout = 0.1  # for connecting again, which is in vain
         scheduler.kill()
         scheduler.wait()
         with pytest.raises(
