@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,10 +21,10 @@ from rich.console import Console
 
 from scripts import __main__
 from scripts.base import console, layout
-from scripts.base.errors import SeriesError
+from scripts.base.errors import BuildError, SeriesError
 from scripts.base.git import Repository
 from scripts.base.pip import PipConfig
-from scripts.series import export, model, tree
+from scripts.series import changes, export, model, tree
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Checkout, Source
@@ -32,6 +32,7 @@ from scripts.wheels import compiling, kernels, sbom, wheel
 from scripts.wheels.toolchain import Toolchain, Toolkit, tool
 from scripts.wheels.torch_environment import Environment
 from scripts.wheels.tvm_ffi import TvmFfi
+from tests.unit.waiting import PATIENCE
 
 ROOT = layout.ROOT
 PIN = matrix.load(layout.MATRIX).upstream
@@ -50,6 +51,7 @@ TWO = [
 ]
 Make = Callable[..., Path]  # make_series
 Kept = Callable[[str, Callable[[Path], object]], Path]  # kept
+TreeOf = Callable[..., Tree]  # tree_of
 GONE = "\0"  # instead of a text: the file is deleted
 Edit = tuple[str, dict[str, str]] | tuple[str, dict[str, str], str]
 
@@ -87,7 +89,13 @@ class PackageIndex:
     @property
     def config(self) -> PipConfig:
         return PipConfig(
-            False, f"http://127.0.0.1:{self.server.server_port}/simple", (), (), ("127.0.0.1",), None, 10
+            False,
+            f"http://127.0.0.1:{self.server.server_port}/simple",
+            (),
+            (),
+            ("127.0.0.1",),
+            None,
+            PATIENCE,
         )
 
     def close(self) -> None:
@@ -168,6 +176,12 @@ def user(root: Path, *arguments: str, **env: str) -> str:
     return done.stdout
 
 
+def commit(root: Path, *arguments: str) -> None:
+    """Commit all that lies in a work tree."""
+    user(root, "add", "--all")
+    user(root, "commit", "--quiet", *arguments)
+
+
 WHY = "Because a test needs a patch of this kind and nothing else does."
 
 
@@ -192,19 +206,17 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return folder_of
 
 
-def commit_edits(work: Path, edits: tuple[Edit, ...], base: dict[str, str]) -> tuple[Repository, str]:
-    """A repository with a commit of the base and one for each edit; and the base's commit."""
-    write_files(work, base)
-    repository = Repository.create(work, SeriesError)
-    repository.run("add", "--all")
-    repository.run("commit", "--quiet", "-m", "base")
-    first = repository.resolve("HEAD")
-    for subject, files, *guard in edits:
-        write_files(work, files)
+def commit_each(
+    folder: Path, steps: Iterable[tuple[str, dict[str, str]]], error: type[BuildError] = SeriesError
+) -> Repository:
+    """A repository with a commit for each message and the files that it sets."""
+    folder.mkdir(exist_ok=True)
+    repository = Repository.create(folder, error)
+    for text, files in steps:
+        write_files(folder, files)
         repository.run("add", "--all")
-        text = message(subject, guard=guard[0]) if guard else message(subject)
         repository.run("commit", "--quiet", "-m", text)
-    return repository, first
+    return repository
 
 
 @pytest.fixture
@@ -213,8 +225,10 @@ def make_series(tmp_path: Path, kept: Kept) -> Callable[..., Path]:
 
     def make(*edits: Edit, base: dict[str, str] = BASE, folder: Path = tmp_path, to: str = "patches") -> Path:
         def export_to(target: Path) -> None:
+            told = [(message(s, guard=g[0]) if g else message(s), files) for s, files, *g in edits]
             with tempfile.TemporaryDirectory() as work:
-                repository, first = commit_edits(Path(work), edits, base)
+                repository = commit_each(Path(work), [("base", base), *told])
+                first = repository.resolve(f"HEAD~{len(edits)}")
                 export.write_folder(target / "patches", export.exported_patches(repository, first))
 
         shutil.rmtree(folder / to, ignore_errors=True)
@@ -224,6 +238,16 @@ def make_series(tmp_path: Path, kept: Kept) -> Callable[..., Path]:
         return shutil.copytree(made / "patches", folder / to)
 
     return make
+
+
+def fill_repository(root: Path, make_series: Make, edits: Iterable[Edit], base: dict[str, str]) -> None:
+    """Files of a repository like this one: a series, one of another upstream, the matrix and CHANGES.md."""
+    root.mkdir(exist_ok=True)
+    make_series(*edits, base=base, folder=root, to="patches/flash-attn")
+    make_series(TWO[1], base=base, folder=root, to="patches/flash-attn-4")
+    shutil.copyfile(layout.MATRIX, root / "wheel_matrix.toml")
+    loaded = matrix.load(root / "wheel_matrix.toml")
+    changes.write(root / "CHANGES.md", changes.render(loaded, root))
 
 
 @pytest.fixture
@@ -244,13 +268,26 @@ def apply(series: model.Series, root: Path, **options: Any) -> Tree:
 
 
 @pytest.fixture
-def applied(series: model.Series, tmp_path: Path, kept: Kept) -> Tree:
-    """The tree of TWO, as it was just made: a copy, for making it takes forty processes of git."""
-    made = kept("the tree of TWO", lambda folder: apply(series, folder / "source")) / "source"
-    root = shutil.copytree(made, tmp_path / "source", symlinks=True)
-    found = tree.reusable(series, PIN, root)
-    assert found is not None
-    return found
+def tree_of(tmp_path: Path, kept: Kept) -> TreeOf:
+    """The tree of a series, as it was just made: a copy, for making it takes forty processes of git."""
+
+    def copy(series: model.Series, base: dict[str, str] = BASE) -> Tree:
+        def make(folder: Path) -> None:
+            tree.apply(series, PIN, checkout_of(base), folder / "source")
+
+        name = repr(([patch.content for patch in series.patches], base))
+        root = shutil.copytree(kept(name, make) / "source", tmp_path / "source", symlinks=True)
+        found = tree.reusable(series, PIN, root)
+        assert found is not None
+        return found
+
+    return copy
+
+
+@pytest.fixture
+def applied(series: model.Series, tree_of: TreeOf) -> Tree:
+    """The tree of TWO."""
+    return tree_of(series)
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.series import compared, export, model, tree
-from tests.unit.conftest import BASE, EDITED_SETUP, PIN, TWO, Make, checkout_of, write_files
+from tests.unit.conftest import EDITED_SETUP, PIN, apply, write_files
 
 
 def flagged(flag: str) -> Callable[[Repository], None]:
@@ -32,34 +31,29 @@ HIDDEN = [
 ]
 
 
-@pytest.fixture
-def applied(make_series: Make, tmp_path: Path) -> tree.Tree:
-    return tree.apply(model.read(make_series(*TWO)), PIN, checkout_of(BASE), tmp_path / "source")
-
-
 @pytest.mark.parametrize(("hide", "line"), HIDDEN)
 def test_what_git_status_does_not_show_is_no_clean_tree(
-    applied: tree.Tree, tmp_path: Path, hide: Callable[[Repository], None], line: str
+    series: model.Series, applied: tree.Tree, hide: Callable[[Repository], None], line: str
 ) -> None:
-    repository, patches = Repository(applied.root, SeriesError), model.read(tmp_path / "patches")
+    repository = Repository(applied.root, SeriesError)
     hide(repository)
     assert repository.run("status", "--porcelain") == "", "or the case is none"
     assert compared.differences(repository) == [line]
-    assert tree.reusable(patches, PIN, applied.root) is None
+    assert tree.reusable(series, PIN, applied.root) is None
     with pytest.raises(SeriesError, match=r"in no patch:\n.*(setup\.py|mine\.h)\ngit status does not show"):
-        tree.apply(patches, PIN, checkout_of(BASE), applied.root)
+        apply(series, applied.root)
     with pytest.raises(SeriesError, match=r"uncommitted changes:\n.*(setup\.py|mine\.h)"):
-        export.export(applied.root, patches.folder)
+        export.export(applied.root, series.folder)
 
 
 @pytest.mark.parametrize(("hide", "line"), HIDDEN)
 def test_what_git_status_does_not_show_outlives_a_reset(
-    applied: tree.Tree, tmp_path: Path, hide: Callable[[Repository], None], line: str
+    series: model.Series, applied: tree.Tree, hide: Callable[[Repository], None], line: str
 ) -> None:
     hide(Repository(applied.root, SeriesError))
     name = line[3:]
     mine = (applied.root / name).read_bytes()
-    tree.apply(model.read(tmp_path / "patches"), PIN, checkout_of(BASE), applied.root, reset=True)
+    apply(series, applied.root, reset=True)
     repository = Repository(applied.root, SeriesError)
     kept = repository.run("for-each-ref", "--format=%(refname)", "refs/replaced", writes=False).split()
     assert repository.read(f"{next(ref for ref in kept if 'uncommitted' in ref)}:{name}") == mine

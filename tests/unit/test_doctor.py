@@ -135,16 +135,20 @@ class Place:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
-    def ask(self, *words: str, **environment: str) -> dict[str, Any]:
-        command = [str(self.python), "-m", "flash_attn.doctor", "--json", *words]
-        done = subprocess.run(
-            command,
+    def run(
+        self, *words: str | Path, folder: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.python, *words],
             check=False,
             capture_output=True,
             text=True,
-            cwd=self.folder,
+            cwd=folder or self.folder,
             env={**os.environ, **self.environment, **environment},
         )
+
+    def ask(self, *words: str, **environment: Any) -> dict[str, Any]:
+        done = self.run("-m", "flash_attn.doctor", "--json", *words, **environment)
         assert done.stdout, done.stderr
         told: dict[str, Any] = json.loads(done.stdout)
         assert done.returncode == (1 if told["problems"] or (told["wheels"] and not told["fits"]) else 0)
@@ -213,6 +217,12 @@ def checks(told: dict[str, Any]) -> list[str]:
     return [problem["check"] for problem in told["problems"]]
 
 
+def assert_one(told: dict[str, Any], check: str, *words: str) -> None:
+    """It is the one problem, and says this."""
+    assert checks(told) == [check]
+    assert all(word in told["problems"][0]["what"] for word in words), told["problems"][0]["what"]
+
+
 def well(place: Place, drive: Drive, made: Made | None = None, torch: str = "2.11.0+cu130") -> None:
     """An environment with nothing wrong, to break."""
     drive()
@@ -252,8 +262,7 @@ def test_nothing_is_wrong_where_all_fits(place: Place, drive: Drive, wheels: dic
 def test_torch_for_another_cuda(place: Place, drive: Drive, wheels: dict[str, Path]) -> None:
     well(place, drive, torch="2.10.0+cu128")
     told = place.ask(str(wheels["cu13"].parent), "--head-dim", "128")
-    assert checks(told) == ["cuda-major"]
-    assert "it is for CUDA 13, torch 2.10.0+cu128 is built for CUDA 12.8" in told["problems"][0]["what"]
+    assert_one(told, "cuda-major", "it is for CUDA 13, torch 2.10.0+cu128 is built for CUDA 12.8")
     assert told["import"]["flash_attn"] == "AssertionError"
     assert told["problems"][0]["stops"] == "import"
     assert told["right"] == "flash_attn 2.8.3.post1+det.2.cu12"
@@ -282,11 +291,17 @@ def test_a_gpu_without_kernels(place: Place, drive: Drive, wheels: dict[str, Pat
     well(place, drive)
     drive(capability=(8, 6))
     told = place.ask(str(wheels["cu13"].parent))
-    assert checks(told) == ["gpu-kernels"]
-    assert "compute capability 8.6) has no kernels in it: it has those of 9.0" in told["problems"][0]["what"]
+    assert_one(told, "gpu-kernels", "compute capability 8.6) has no kernels in it: it has those of 9.0")
     assert "sm86 in its name" in told["right"]
     assert "nox -s build -- --arch 86" in told["right"]
     assert told["fits"] == [str(wheels["sm86"])]
+
+
+def test_machine_code_serves_later_minor_versions_alone(place: Place, drive: Drive) -> None:
+    well(place, drive, Made(arch=("86",)))
+    for capability, serves in (((8, 6), True), ((8, 9), True), ((8, 0), False), ((9, 6), False)):
+        drive(capability=capability)
+        assert checks(place.ask()) == ([] if serves else ["gpu-kernels"]), capability
 
 
 def test_a_driver_too_old(place: Place, drive: Drive, wheels: dict[str, Path]) -> None:
@@ -303,9 +318,7 @@ def test_a_driver_too_old(place: Place, drive: Drive, wheels: dict[str, Path]) -
 def test_a_head_dim_that_is_missing(place: Place, drive: Drive, wheels: dict[str, Path]) -> None:
     well(place, drive)
     told = place.ask(str(wheels["cu13"].parent), "--head-dim", "80")
-    assert checks(told) == ["head-dim"]
-    assert "no kernels of head dim 96" in told["problems"][0]["what"]
-    assert "(80 takes those of 96)" in told["problems"][0]["what"]
+    assert_one(told, "head-dim", "no kernels of head dim 96", "(80 takes those of 96)")
     assert "--kernels hdim64,hdim96,hdim128" in told["right"]
     assert told["fits"] == [str(wheels["hdim96"])]
 
@@ -316,21 +329,9 @@ def test_a_second_flash_attn_in_the_way(place: Place, drive: Drive, tmp_path: Pa
     other = tmp_path / "other"
     (other / "flash_attn").mkdir(parents=True)
     (other / "flash_attn/__init__.py").write_text(UPSTREAM_INIT)
-    file = place.site / doctor.FOLDER
-    done = subprocess.run(
-        [str(place.python), str(file), "--json"],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, **place.environment, "PYTHONPATH": str(other)},
-    )
+    done = place.run(place.site / doctor.FOLDER, "--json", folder=tmp_path, PYTHONPATH=str(other))
     told = json.loads(done.stdout)
-    assert checks(told) == ["second"]
-    assert (
-        f"Python takes {other / 'flash_attn'} before {place.site / 'flash_attn'}"
-        in told["problems"][0]["what"]
-    )
+    assert_one(told, "second", f"Python takes {other / 'flash_attn'} before {place.site / 'flash_attn'}")
     assert told["problems"][0]["remedy"] == f"Take {other} out of PYTHONPATH."
     assert told["right"].endswith("is the right wheel for this machine")
 
@@ -348,16 +349,8 @@ def test_a_second_one_that_pip_installed_or_in_the_current_folder(
     (other / "flash_attn_2_cuda/__init__.py").write_text("")
     if named:
         (other / named).mkdir()
-    told = json.loads(
-        subprocess.run(
-            [str(place.python), str(place.site / doctor.FOLDER), "--json"],
-            check=False,
-            capture_output=True,
-            cwd=other,
-            env={**os.environ, **place.environment},
-        ).stdout
-    )
-    assert checks(told) == ["second"]
+    told = json.loads(place.run(place.site / doctor.FOLDER, "--json", folder=other).stdout)
+    assert_one(told, "second")
     assert told["problems"][0]["remedy"].startswith(remedy)
 
 
@@ -365,9 +358,7 @@ def test_files_that_another_package_wrote_over_and_two_distributions(place: Plac
     well(place, drive)
     (place.site / "flash_attn_2_cuda/core.so").write_text("upstream's")
     told = place.ask()
-    assert checks(told) == ["files"]
-    assert "1 of its files" in told["problems"][0]["what"]
-    assert "flash_attn_2_cuda/core.so" in told["problems"][0]["what"]
+    assert_one(told, "files", "1 of its files", "flash_attn_2_cuda/core.so")
     place.package("flash_attn", "2.8.3")
     assert checks(place.ask()) == ["second"]
 
@@ -413,8 +404,7 @@ def test_what_else_an_import_may_fail_by(
 ) -> None:
     well(place, drive, made)
     told = place.ask()
-    assert checks(told) == [check]
-    assert words in told["problems"][0]["what"]
+    assert_one(told, check, words)
     assert told["problems"][0]["stops"] == ("import" if check == "import" else "later")
 
 
@@ -424,8 +414,7 @@ def test_without_a_driver_without_gpus_and_with_one_that_does_not_start(place: P
     assert checks(place.ask()) == ["driver-missing"]
     drive(status=100)
     told = place.ask(CUDA_VISIBLE_DEVICES="")
-    assert checks(told) == ["gpu-missing"]
-    assert "CUDA_VISIBLE_DEVICES is ''" in told["problems"][0]["what"]
+    assert_one(told, "gpu-missing", "CUDA_VISIBLE_DEVICES is ''")
     drive(status=803)
     assert checks(place.ask()) == ["driver-broken"]
 
@@ -440,14 +429,7 @@ def test_the_label_of_a_wheel_for_one_torch_is_told_too(place: Place, drive: Dri
 
 def test_people_read_the_same(place: Place, drive: Drive, wheels: dict[str, Path]) -> None:
     well(place, drive, torch="2.10.0+cu128")
-    done = subprocess.run(
-        [str(place.python), "-m", "flash_attn.doctor", str(wheels["cu13"].parent)],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=place.folder,
-        env={**os.environ, **place.environment, "PYTHONIOENCODING": "ascii"},
-    )
+    done = place.run("-m", "flash_attn.doctor", wheels["cu13"].parent, PYTHONIOENCODING="ascii")
     assert done.returncode == 1
     assert "problem (import fails): wrong CUDA: it is for CUDA 13" in done.stdout
     assert "the wheel that fits: flash_attn 2.8.3.post1+det.2.cu12\n" in done.stdout
@@ -458,12 +440,9 @@ def test_people_read_the_same(place: Place, drive: Drive, wheels: dict[str, Path
 def test_a_program_that_imports_the_package_is_not_the_doctor(place: Place, drive: Drive) -> None:
     well(place, drive)
     for words in (["-c", "import flash_attn; print('in')"], ["-m", "flash_attn.other"]):
-        command = [str(place.python), *words, "flash_attn.doctor"]
         (place.site / "flash_attn/other.py").write_text("print('in')\n")
-        if words[0] == "-m":
-            command = command[:-1]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=place.folder)
-        assert done.stdout == "in\n"
+        done = place.run(*words, *(["flash_attn.doctor"] if words[0] == "-c" else []))
+        assert (done.returncode, done.stdout) == (0, "in\n")
 
 
 def test_wheels_that_are_damaged_or_another_s_are_told(place: Place, drive: Drive, tmp_path: Path) -> None:

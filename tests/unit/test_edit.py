@@ -22,10 +22,8 @@ from tests.unit.conftest import (
     EDITED_SETUP,
     PIN,
     Command,
-    Edit,
-    Kept,
     Make,
-    apply,
+    TreeOf,
     checkout_of,
     message,
     user,
@@ -42,25 +40,19 @@ AGAIN = ("Change line 20 again", {"setup.py": THREE[2][1]["setup.py"].replace("l
 
 
 @pytest.fixture
-def tree_of(make_series: Make, tmp_path: Path, kept: Kept) -> Callable[..., Path]:
-    """A tree of a series: a copy of one that is made once."""
-
-    def make(*edits: Edit) -> Path:
-        series = model.read(make_series(*edits))
-        made = kept(f"a tree of {len(edits)}", lambda folder: apply(series, folder / "source"))
-        return shutil.copytree(made / "source", tmp_path / "source", symlinks=True)
-
-    return make
-
-
-@pytest.fixture
-def root(tree_of: Callable[..., Path]) -> Path:
+def root(make_series: Make, tree_of: TreeOf) -> Path:
     """A tree with a series whose last patch changes the line that its first does."""
-    return tree_of(*THREE, AGAIN)
+    return tree_of(model.read(make_series(*THREE, AGAIN))).root
 
 
 def editing(root: Path) -> Editing:
     return Editing(root, root.parent / "resolutions")
+
+
+def waits(root: Path, why: str) -> None:
+    """The refresh is refused, for this reason."""
+    with pytest.raises(ActionNeeded, match=why):
+        editing(root).refresh()
 
 
 def state(root: Path) -> tuple[str, ...]:
@@ -105,8 +97,7 @@ def test_changes_go_into_the_patch_and_later_ones_are_replayed(root: Path) -> No
     assert (begun.name, (root / "setup.py").read_text()) == ("Add-a-header.patch", EDITED_SETUP)
     assert not edit.usable(root, root.parent / "patches")
     write_files(root, {HEADER: "#pragma once\nint more;\n", "csrc/flash_attn/src/new.h": "// new\n"})
-    with pytest.raises(ActionNeeded, match=r"git does not know: csrc/flash_attn/src/new\.h.*nox -s refresh"):
-        editing(root).refresh()
+    waits(root, r"git does not know: csrc/flash_attn/src/new\.h.*nox -s refresh")
     user(root, "add", "--all")
     assert "2 later patches stand on it" in editing(root).refresh()
     assert (root / ".git/HEAD").read_text() == "ref: refs/heads/series\n"
@@ -131,10 +122,7 @@ def test_a_second_patch_is_edited_before_the_first_is_exported(root: Path) -> No
 def test_a_message_is_amended_with_git_and_checked(root: Path) -> None:
     editing(root).begin("2")
     user(root, "commit", "--quiet", "--amend", "-m", "Add a header")
-    with pytest.raises(
-        ActionNeeded, match=r"(?s)no trailer Upstream-Status.*commit --amend\), then nox -s refresh"
-    ):
-        editing(root).refresh()
+    waits(root, r"(?s)no trailer Upstream-Status.*commit --amend\), then nox -s refresh")
     user(root, "commit", "--quiet", "--amend", "-m", message("Add my header"))
     editing(root).refresh()
     assert "Add-my-header.patch" in export.export(root, root.parent / "patches").written
@@ -149,8 +137,7 @@ def test_an_edit_that_changes_nothing_leaves_the_tree_as_it_was(root: Path) -> N
 
 def test_a_conflict_stops_with_help_and_goes_on_once_it_is_resolved(root: Path) -> None:
     begin_conflict(root)
-    with pytest.raises(ActionNeeded, match=r"setup\.py:20: a conflict of Change-line-20-again\.patch is not"):
-        editing(root).refresh()
+    waits(root, r"setup\.py:20: a conflict of Change-line-20-again\.patch is not")
     assert "    setup.py: conflict" in editing(root).standing()
     resolve(root)
     editing(root).refresh()
@@ -165,8 +152,7 @@ def test_a_resolution_is_remembered_for_the_next_edit(root: Path) -> None:
     Repository(root, SeriesError).run("reset", "--quiet", "--hard", "refs/series/before-edit")
     editing(root).begin("1")
     change(root, "line twenty\n", "line XX\n")
-    with pytest.raises(ActionNeeded, match=r"\+line XXb\n(.*\n)*.*nox -s refresh -- --use-remembered"):
-        editing(root).refresh()
+    waits(root, r"\+line XXb\n(.*\n)*.*nox -s refresh -- --use-remembered")
     assert "stand on it" in editing(root).use_remembered()
     assert "line XXb\n" in (root / "setup.py").read_text()
 
@@ -221,8 +207,7 @@ def test_what_refresh_cannot_take_is_refused_and_stays(
     editing(root).begin("1")
     act(root)
     text = (root / "setup.py").read_text()
-    with pytest.raises(ActionNeeded, match=expected):
-        editing(root).refresh()
+    waits(root, expected)
     assert (root / "setup.py").read_text() == text
     editing(root).abort()
     assert state(root) == before
@@ -279,9 +264,9 @@ def edit_and_die(root: Path, end: int) -> None:
 
 
 def test_an_edit_that_is_killed_anywhere_goes_on_and_ends_the_same_or_is_aborted(
-    tree_of: Callable[..., Path], tmp_path: Path
+    make_series: Make, tree_of: TreeOf, tmp_path: Path
 ) -> None:
-    root = tree_of(*THREE)
+    root = tree_of(model.read(make_series(*THREE))).root
     before = state(root)
     whole = shutil.copytree(root, tmp_path / "whole", symlinks=True)
     editing(whole).begin("2")

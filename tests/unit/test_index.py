@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from scripts.base.errors import BuildError, MatrixError, UsageError, WheelError
 from scripts.base.fetch import sha256
 from scripts.source import gpus, matrix_tables
 from scripts.wheels import contents, index, index_entry, index_reading, index_yanked, origin, trust, verify
-from tests.unit.conftest import Command
+from tests.unit.conftest import Command, Ended
 from tests.unit.index_wheels import CUDA, PYTHON, make, prove, upstream
 
 
@@ -298,6 +299,16 @@ def test_an_index_is_the_same_bytes_each_time_and_a_check_names_what_differs(
         index.check(index.Request(dist), out)
 
 
+def assert_each_change_is_named(out: Path, run: Callable[[], Ended]) -> None:
+    """A byte of each file is changed in turn."""
+    for name, content in files_of(out).items():
+        (out / name).write_bytes(content.replace(b"a", b"b", 1))
+        done = run()
+        assert done.status == WheelError.exit_code, name
+        assert name.rpartition("/")[2] in done.err, done.err
+        (out / name).write_bytes(content)
+
+
 @pytest.mark.parametrize("variants", [False, True])
 def test_an_index_is_inspected_by_what_it_says_of_itself(
     dist: Path, tmp_path: Path, command: Command, variants: bool
@@ -315,12 +326,7 @@ def test_an_index_is_inspected_by_what_it_says_of_itself(
     done = command("inspect", str(out))
     assert done.status == 0, done.err
     assert "2 wheels and all that is said of them are whole" in done.out
-    for name, content in files_of(out).items():
-        (out / name).write_bytes(content.replace(b"a", b"b", 1))
-        done = command("inspect", str(out))
-        assert done.status == WheelError.exit_code, name
-        assert name.rpartition("/")[2] in done.err, done.err
-        (out / name).write_bytes(content)
+    assert_each_change_is_named(out, lambda: command("inspect", str(out)))
     (out / "files/more.html").touch()
     assert "files/more.html is too many" in command("inspect", str(out)).err
     (tmp_path / "empty").mkdir()
@@ -339,12 +345,7 @@ def test_an_index_of_which_a_byte_was_changed_is_not_verified(
     done = command("verify", str(out))
     assert done.status == 0, done.err
     assert tried == [verify.Beside(keeps=False)] * len([*dist.glob("*.whl")])
-    for name, content in files_of(out).items():
-        (out / name).write_bytes(content.replace(b"a", b"b", 1))
-        done = command("verify", str(out))
-        assert done.status == WheelError.exit_code, name
-        assert name.rpartition("/")[2] in done.err, done.err
-        (out / name).write_bytes(content)
+    assert_each_change_is_named(out, lambda: command("verify", str(out)))
     assert command("verify", "--attest", str(out)).status == UsageError.exit_code
 
 

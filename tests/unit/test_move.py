@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from scripts.base.errors import UpstreamError
-from scripts.base.git import Repository
 from scripts.series import forecast, landed, model, move
 from scripts.series.move import Outcome
 from scripts.source.releases import Release
-from tests.unit.conftest import BASE, GONE, PIN, Make, checkout_of, write_files
+from tests.unit.conftest import BASE, GONE, PIN, Make, checkout_of, commit_each
 
 NEW = PIN.model_copy(update={"version": "9.9.9"})
 LIB = "flash_attn/lib.py"
@@ -41,32 +40,41 @@ def outcome(
     return found.outcome, "\n".join(found.evidence)
 
 
-def test_an_untouched_file_is_clean(make_series: Make, tmp_path: Path) -> None:
-    assert outcome(make_series, tmp_path, {"setup.py": "other\n"}, EDIT) == (Outcome.CLEAN, "")
-
-
-def test_lines_above_move_a_hunk(make_series: Make, tmp_path: Path) -> None:
-    found, evidence = outcome(make_series, tmp_path, {LIB: "one\ntwo\n" + FILES[LIB]}, EDIT)
-    assert found is Outcome.OFFSET
-    assert evidence == f"{LIB}:10: hunk 1 moved by 2 lines"
-
-
-def test_other_lines_around_a_change_are_merged_and_told(make_series: Make, tmp_path: Path) -> None:
-    found, evidence = outcome(
-        make_series, tmp_path, {LIB: FILES[LIB].replace("value_8 = 8", "value_8 = 88")}, EDIT
-    )
-    assert found is Outcome.OFFSET
-    assert f"{LIB}:8: the lines around a change are others; merged" in evidence
-
-
-def test_the_same_line_changed_by_both_is_a_conflict_with_its_place(
-    make_series: Make, tmp_path: Path
+@pytest.mark.parametrize(
+    ("new", "expected", "told"),
+    [
+        ({"setup.py": "other\n"}, Outcome.CLEAN, ""),
+        ({LIB: "one\ntwo\n" + FILES[LIB]}, Outcome.OFFSET, f"{LIB}:10: hunk 1 moved by 2 lines"),
+        (
+            {LIB: FILES[LIB].replace("value_8 = 8", "value_8 = 88")},
+            Outcome.OFFSET,
+            f"{LIB}:8: the lines around a change are others; merged",
+        ),
+        (
+            {LIB: FILES[LIB].replace("value_10 = 10", "value_10 = 11")},
+            Outcome.CONFLICT,
+            f"{LIB}:11: conflict; 9.9.9 has 'value_10 = 11'",
+        ),
+        (
+            {LIB: "# new\n" + EDIT[1][LIB]},
+            Outcome.LANDED_IDENTICAL,
+            "the whole patch reverse-applies to 9.9.9",
+        ),
+        (
+            {LIB: GONE, "flash_attn/other.py": FILES[LIB]},
+            Outcome.SOURCE_RENAMED,
+            f"{LIB} is flash_attn/other.py in 9.9.9 (100 % the same)",
+        ),
+        ({LIB: GONE}, Outcome.SOURCE_DELETED, f"{LIB} is not in 9.9.9\n{LIB}: conflict"),
+    ],
+    ids=["elsewhere", "above", "around", "the same line", "landed", "renamed", "deleted"],
+)
+def test_what_becomes_of_a_patch_follows_from_what_upstream_changed(
+    make_series: Make, tmp_path: Path, new: dict[str, str], expected: Outcome, told: str
 ) -> None:
-    found, evidence = outcome(
-        make_series, tmp_path, {LIB: FILES[LIB].replace("value_10 = 10", "value_10 = 11")}, EDIT
-    )
-    assert found is Outcome.CONFLICT
-    assert evidence == f"{LIB}:11: conflict; 9.9.9 has 'value_10 = 11'"
+    found, evidence = outcome(make_series, tmp_path, new, EDIT)
+    assert found is expected
+    assert evidence == told
 
 
 def test_a_hunk_for_the_first_of_two_identical_blocks_does_not_end_in_the_second(
@@ -89,12 +97,6 @@ def test_a_hunk_for_the_first_of_two_identical_blocks_does_not_end_in_the_second
     assert "compute_twice" in (space.repository.root / twins).read_text()
 
 
-def test_a_patch_that_upstream_took_has_landed(make_series: Make, tmp_path: Path) -> None:
-    found, evidence = outcome(make_series, tmp_path, {LIB: "# new\n" + EDIT[1][LIB]}, EDIT)
-    assert found is Outcome.LANDED_IDENTICAL
-    assert evidence == "the whole patch reverse-applies to 9.9.9"
-
-
 def test_stacked_patches_that_upstream_took_both_have_landed(make_series: Make, tmp_path: Path) -> None:
     """The second hides the first: only from the last to the first do both reverse-apply."""
     second = ("Change it again", {LIB: EDIT[1][LIB].replace("compute_ten()", "compute_ten(again=True)")})
@@ -114,18 +116,6 @@ def test_a_patch_of_which_upstream_took_most_has_landed_modified(make_series: Ma
     )
     assert found is Outcome.LANDED_MODIFIED
     assert evidence.startswith("2 of its 3 hunks reverse-apply to 9.9.9")
-
-
-def test_a_renamed_file_is_followed_and_told(make_series: Make, tmp_path: Path) -> None:
-    found, evidence = outcome(make_series, tmp_path, {LIB: GONE, "flash_attn/other.py": FILES[LIB]}, EDIT)
-    assert found is Outcome.SOURCE_RENAMED
-    assert evidence == f"{LIB} is flash_attn/other.py in 9.9.9 (100 % the same)"
-
-
-def test_a_deleted_file_is_told(make_series: Make, tmp_path: Path) -> None:
-    found, evidence = outcome(make_series, tmp_path, {LIB: GONE}, EDIT)
-    assert found is Outcome.SOURCE_DELETED
-    assert f"{LIB} is not in 9.9.9" in evidence
 
 
 def test_a_merge_that_leaves_nothing_is_empty_and_is_not_called_landed(
@@ -184,19 +174,9 @@ def test_what_a_patch_needs_is_what_it_changes_stands_beside_or_includes(
 
 
 def test_the_same_patch_id_in_upstream_s_history_is_evidence(make_series: Make, tmp_path: Path) -> None:
-    history = tmp_path / "upstream"
-    write_files(history, FILES)
-    repository = Repository.create(history, UpstreamError)
-    commits = []
-    for subject, files in (
-        ("release", {}),
-        ("Take the patch", EDIT[1]),
-        ("Change it more", {LIB: "other\n"}),
-    ):
-        write_files(history, files)
-        repository.run("add", "--all")
-        repository.run("commit", "--quiet", "-m", subject)
-        commits.append(repository.resolve("HEAD"))
+    steps = [("release", FILES), ("Take the patch", EDIT[1]), ("Change it more", {LIB: "other\n"})]
+    repository = commit_each(tmp_path / "upstream", steps, UpstreamError)
+    commits = repository.run("rev-list", "--reverse", "HEAD").split()
     whole = model.read(make_series(EDIT, base=FILES))
     pins = [PIN.model_copy(update={"commit": commits[0]}), NEW.model_copy(update={"commit": commits[2]})]
     release = Release(pins[1], checkout_of(FILES | {LIB: "other\n"}), "a fixture")

@@ -9,21 +9,20 @@ from scripts import __main__
 from scripts.base import layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.series import clone, model, prefixes, tree
-from tests.unit.conftest import BASE, PIN, Command, Make, checkout_of
+from tests.unit.conftest import Command, Make, TreeOf
 
 EDITS = [(f"Add part {i}", {f"flash_attn/part_{i}.py": f"part = {i}\n"}) for i in range(1, 6)]
 NAMES = ["base", *(f"Add-part-{i}.patch" for i in range(1, 6))]
+Applied = tuple[model.Series, tree.Tree]
 
 
 @pytest.fixture
-def applied(make_series: Make, tmp_path: Path) -> tuple[model.Series, tree.Tree]:
+def applied(make_series: Make, tree_of: TreeOf) -> Applied:
     whole = model.read(make_series(*EDITS))
-    return whole, tree.apply(whole, PIN, checkout_of(BASE), tmp_path / "source")
+    return whole, tree_of(whole)
 
 
-def test_each_runs_after_every_prefix_in_its_tree(
-    applied: tuple[model.Series, tree.Tree], tmp_path: Path
-) -> None:
+def test_each_runs_after_every_prefix_in_its_tree(applied: Applied, tmp_path: Path) -> None:
     log = tmp_path / "log"
     runs = prefixes.each(
         *applied,
@@ -39,25 +38,19 @@ def test_each_runs_after_every_prefix_in_its_tree(
     assert not list((tmp_path / "build").iterdir())
 
 
-def test_what_a_run_leaves_does_not_reach_the_next(
-    applied: tuple[model.Series, tree.Tree], tmp_path: Path
-) -> None:
+def test_what_a_run_leaves_does_not_reach_the_next(applied: Applied, tmp_path: Path) -> None:
     runs = prefixes.each(*applied, "test ! -e left && touch left && echo x >> setup.py", tmp_path / "build")
     assert all(r.passed for r in runs)
 
 
 @pytest.mark.parametrize("first", range(1, 6))
-def test_bisect_names_the_first_patch_that_fails(
-    applied: tuple[model.Series, tree.Tree], tmp_path: Path, first: int
-) -> None:
+def test_bisect_names_the_first_patch_that_fails(applied: Applied, tmp_path: Path, first: int) -> None:
     found, runs = prefixes.bisect(*applied, f"test ! -e flash_attn/part_{first}.py", tmp_path / "build")
     assert found == NAMES[first]
     assert len(runs) <= 5
 
 
-def test_bisect_steps_over_what_cannot_be_tested(
-    applied: tuple[model.Series, tree.Tree], tmp_path: Path
-) -> None:
+def test_bisect_steps_over_what_cannot_be_tested(applied: Applied, tmp_path: Path) -> None:
     skip_third = "case $FA2_PATCH in Add-part-3*) exit 125;; esac; "
     found, _ = prefixes.bisect(*applied, f"{skip_third} test ! -e flash_attn/part_2.py", tmp_path / "build")
     assert found == NAMES[2]
@@ -65,25 +58,21 @@ def test_bisect_steps_over_what_cannot_be_tested(
         prefixes.bisect(*applied, f"{skip_third} test ! -e flash_attn/part_4.py", tmp_path / "build")
 
 
-def test_bisect_tells_what_it_cannot_start_from(
-    applied: tuple[model.Series, tree.Tree], tmp_path: Path
-) -> None:
+def test_bisect_tells_what_it_cannot_start_from(applied: Applied, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be tested on upstream"):
         prefixes.bisect(*applied, "exit 125", tmp_path / "build")
     with pytest.raises(UsageError, match="did not find the command"):
         prefixes.bisect(*applied, "absent-command", tmp_path / "build")
 
 
-def test_bisect_of_what_always_passes_or_always_fails(
-    applied: tuple[model.Series, tree.Tree], tmp_path: Path
-) -> None:
+def test_bisect_of_what_always_passes_or_always_fails(applied: Applied, tmp_path: Path) -> None:
     assert prefixes.bisect(*applied, "true", tmp_path / "build")[0] is None
     with pytest.raises(UsageError, match="fails on upstream without any patch"):
         prefixes.bisect(*applied, "false", tmp_path / "build")
 
 
 @pytest.fixture
-def view(applied: tuple[model.Series, tree.Tree], monkeypatch: pytest.MonkeyPatch) -> None:
+def view(applied: Applied, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands see this series."""
     monkeypatch.setattr(clone, "view", lambda *_: nullcontext(applied))
 
@@ -110,7 +99,7 @@ def test_each_names_every_failure() -> None:
     ],
 )
 def test_each_does_not_call_passed_what_was_not(
-    applied: tuple[model.Series, tree.Tree],
+    applied: Applied,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     command: Command,

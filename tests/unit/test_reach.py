@@ -9,7 +9,7 @@ from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.series import model, reach, tree
 from scripts.source import kernel_set
-from tests.unit.conftest import BASE, PIN, ROOT, checkout_of
+from tests.unit.conftest import BASE, PIN, ROOT, Make, TreeOf, checkout_of
 
 SRC = "csrc/flash_attn/src"
 KERNEL, OTHER = kernel_set.ALL_KERNELS[:2]
@@ -44,9 +44,9 @@ SERIES = (
 
 
 @pytest.fixture
-def reached(make_series: Callable[..., Path], tmp_path: Path) -> list[reach.Reach]:
+def reached(make_series: Make, tree_of: TreeOf) -> list[reach.Reach]:
     whole = model.read(make_series(*SERIES, base=FILES))
-    applied = tree.apply(whole, PIN, checkout_of(FILES), tmp_path / "source")
+    applied = tree_of(whole, FILES)
     repository = Repository(applied.root, SeriesError)
     commits = repository.commits(applied.base, applied.commit)
     return [

@@ -22,7 +22,18 @@ from scripts.series.rebase_state import Report
 from scripts.source import matrix, pin
 from scripts.source.releases import Release
 from tests.unit import forked
-from tests.unit.conftest import BASE, ROOT, Edit, Kept, Make, checkout_of, user, write_files
+from tests.unit.conftest import (
+    BASE,
+    ROOT,
+    Edit,
+    Kept,
+    Make,
+    checkout_of,
+    commit,
+    fill_repository,
+    user,
+    write_files,
+)
 
 LIB, HEADER = "flash_attn/lib.py", "csrc/flash_attn/src/fork.h"
 FILES = BASE | {
@@ -59,14 +70,10 @@ def repository_of(make_series: Make, tmp_path: Path, kept: Kept) -> Callable[...
 
     def make(*edits: Edit) -> Path:
         def fill(root: Path) -> None:
-            make_series(*edits, base=FILES, folder=root, to=SERIES_FOLDER)
-            make_series(ADD, base=FILES, folder=root, to="patches/flash-attn-4")  # of another upstream
-            (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
-            loaded = matrix.load(root / "wheel_matrix.toml")
-            changes.write(root / "CHANGES.md", changes.render(loaded, root))
+            fill_repository(root, make_series, edits, FILES)
             (root / ".gitignore").write_text("/build/\n/flag-*\n")
             user(root, "init", "--quiet")
-            commit_all(root)
+            commit_state(root)
 
         made = kept(f"a repository of {len(edits)}", fill)
         return shutil.copytree(made, tmp_path / "repository", symlinks=True)
@@ -78,6 +85,10 @@ def repository_of(make_series: Make, tmp_path: Path, kept: Kept) -> Callable[...
 def repository(repository_of: Callable[..., Path]) -> Path:
     """One with three patches."""
     return repository_of(*SERIES)
+
+
+def commit_state(root: Path) -> None:
+    commit(root, "--allow-empty", "-m", "state")
 
 
 def after(kept: Kept, name: str, repository: Path, act: Callable[[Path], object]) -> Path:
@@ -100,11 +111,6 @@ def stop(root: Path) -> None:
 def stopped(repository: Path, kept: Kept) -> Path:
     """The same, in a rebase that EDIT's conflict stopped."""
     return after(kept, "a rebase that stopped", repository, stop)
-
-
-def commit_all(root: Path) -> None:
-    user(root, "add", "--all")
-    user(root, "commit", "--quiet", "--allow-empty", "-m", "state")
 
 
 def release(root: Path, new: dict[str, str], version: str = "9.9.9", **pin: str) -> Release:
@@ -135,11 +141,22 @@ def resume(root: Path) -> Rebase:
     return Rebase(root, root / "build/rebase")
 
 
+def waits(root: Path, why: str) -> None:
+    """Going on is refused, for this reason."""
+    with pytest.raises(ActionNeeded, match=why):
+        resume(root).proceed()
+
+
 def snapshot(root: Path) -> dict[str, bytes]:
     return {
         str(p.relative_to(root)): p.read_bytes()
         for p in [*(root / SERIES_FOLDER).iterdir(), root / "wheel_matrix.toml", root / "CHANGES.md"]
     }
+
+
+def change_a_patch(root: Path) -> None:
+    path = root / SERIES_FOLDER / "Add-a-header.patch"
+    path.write_text(path.read_text().replace("Because", "Since"))
 
 
 def resolve(root: Path, text: str = "value_10 = compute_ten(ten)\n") -> None:
@@ -247,7 +264,7 @@ def test_a_commit_that_is_no_release_is_named_as_one_and_gives_way_to_a_release(
     told = (repository / "CHANGES.md").read_text()
     assert f"\n## flash-attn {version}\n" in told
     assert f", commit {'a' * 40}, which is no release." in told
-    commit_all(repository)
+    commit_state(repository)
     start(repository, {"setup.py": "release\n"})
     loaded = matrix.load(repository / "wheel_matrix.toml")
     assert loaded.upstream.tag == "v9.9.9"
@@ -272,10 +289,7 @@ def test_a_conflict_stops_with_patch_place_and_next_commands_and_changes_nothing
 
 
 def test_continue_takes_the_resolution(stopped: Path) -> None:
-    with pytest.raises(
-        ActionNeeded, match=rf"{LIB}:11: a conflict of Change-the-tenth-value.* is not resolved"
-    ):
-        resume(stopped).proceed()
+    waits(stopped, rf"{LIB}:11: a conflict of Change-the-tenth-value.* is not resolved")
     resolve(stopped)
     report = resume(stopped).proceed()
     assert [d.outcome for d in report.done] == ["resolved", "clean", "clean"]
@@ -300,8 +314,7 @@ def test_continue_takes_a_commit_that_the_user_made(stopped: Path) -> None:
 
 def test_a_resolution_that_leaves_nothing_asks_for_a_reason(stopped: Path) -> None:
     resolve(stopped, "value_10 = ten\n")
-    with pytest.raises(ActionNeeded, match=r"would leave nothing.*--skip"):
-        resume(stopped).proceed()
+    waits(stopped, r"would leave nothing.*--skip")
 
 
 def test_skip_records_the_reason(stopped: Path) -> None:
@@ -381,18 +394,15 @@ def test_the_same_release_is_refused(repository: Path) -> None:
 
 
 def test_patches_that_changed_meanwhile_are_not_overwritten(stopped: Path) -> None:
-    path = stopped / "patches/flash-attn/Add-a-header.patch"
-    path.write_text(path.read_text().replace("Because", "Since"))
+    change_a_patch(stopped)
     before = snapshot(stopped)
     resolve(stopped)
-    with pytest.raises(ActionNeeded, match="changed since the rebase began"):
-        resume(stopped).proceed()
+    waits(stopped, "changed since the rebase began")
     assert snapshot(stopped) == before
 
 
 def test_what_is_not_committed_is_not_rebased_over(repository: Path) -> None:
-    path = repository / "patches/flash-attn/Add-a-header.patch"
-    path.write_text(path.read_text().replace("Because", "Since"))
+    change_a_patch(repository)
     with pytest.raises(SeriesError, match=r"not committed:\n M patches/flash-attn/Add-a-header\.patch"):
         start(repository, {"setup.py": "other\n"})
     assert not (repository / "build/rebase").exists()
@@ -401,21 +411,16 @@ def test_what_is_not_committed_is_not_rebased_over(repository: Path) -> None:
 def test_conflict_markers_that_were_added_are_no_resolution(stopped: Path) -> None:
     source = stopped / "build/rebase/source"
     user(source, "add", "--all")
-    with pytest.raises(
-        ActionNeeded, match=rf"{LIB}:11: a conflict of Change-the-tenth-value.* is not resolved"
-    ):
-        resume(stopped).proceed()
+    waits(stopped, rf"{LIB}:11: a conflict of Change-the-tenth-value.* is not resolved")
     continue_by_hand(source)
-    with pytest.raises(ActionNeeded, match="is not resolved"):
-        resume(stopped).proceed()
+    waits(stopped, "is not resolved")
 
 
 def test_files_beside_a_resolution_do_not_get_into_the_patch(stopped: Path) -> None:
     resolve(stopped)
     stray = stopped / "build/rebase/source" / f"{LIB}.orig"
     stray.write_text("x\n")
-    with pytest.raises(ActionNeeded, match=rf"does not know: {LIB}\.orig"):
-        resume(stopped).proceed()
+    waits(stopped, rf"does not know: {LIB}\.orig")
     stray.unlink()
     assert "orig" not in "".join(resume(stopped).proceed().written)
 
@@ -424,17 +429,14 @@ def test_an_empty_commit_is_no_resolution(stopped: Path) -> None:
     source = stopped / "build/rebase/source"
     user(source, "cherry-pick", "--abort")
     user(source, "commit", "--quiet", "--allow-empty", "-m", "nothing")
-    with pytest.raises(ActionNeeded, match=r"changes nothing.*--skip"):
-        resume(stopped).proceed()
+    waits(stopped, r"changes nothing.*--skip")
 
 
 def test_patches_that_vanish_from_the_tree_are_missed(stopped: Path) -> None:
     resolve(stopped, "value_10 = ten + 0\n")
-    with pytest.raises(ActionNeeded, match="not yet good"):
-        resume(stopped).proceed()
+    waits(stopped, "not yet good")
     user(stopped / "build/rebase/source", "reset", "--quiet", "--hard", "HEAD~2")
-    with pytest.raises(ActionNeeded, match="holds 1 commits on the new base, and 3 patches were moved"):
-        resume(stopped).proceed()
+    waits(stopped, "holds 1 commits on the new base, and 3 patches were moved")
 
 
 def test_a_message_without_trailers_is_told_with_the_way_on(stopped: Path) -> None:
@@ -442,8 +444,7 @@ def test_a_message_without_trailers_is_told_with_the_way_on(stopped: Path) -> No
     source = stopped / "build/rebase/source"
     user(source, "add", "--update")
     user(source, "commit", "--quiet", "-m", "Resolve")
-    with pytest.raises(ActionNeeded, match=r"(?s)no trailer Upstream-Status.*--continue.*--abort"):
-        resume(stopped).proceed()
+    waits(stopped, r"(?s)no trailer Upstream-Status.*--continue.*--abort")
 
 
 def test_work_on_a_conflict_outlives_a_kill_before_the_conflict_was_recorded(stopped: Path) -> None:
@@ -455,11 +456,9 @@ def test_work_on_a_conflict_outlives_a_kill_before_the_conflict_was_recorded(sto
 
 def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Path) -> None:
     assert run_and_kill(repository, repository / "wheel_matrix.toml")
-    path = repository / "patches/flash-attn/Add-a-header.patch"
-    path.write_text(path.read_text().replace("Because", "Since"))
+    change_a_patch(repository)
     after = snapshot(repository)
-    with pytest.raises(ActionNeeded, match="changed since the rebase began"):
-        resume(repository).proceed()
+    waits(repository, "changed since the rebase began")
     assert "left alone" in resume(repository).abort()
     assert snapshot(repository) == after
     assert not resume(repository).folder.path.exists()
@@ -473,8 +472,7 @@ def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(
         start(repository, MOVED)
     path = repository / "wheel_matrix.toml"
     path.write_text(path.read_text() + "# my own note\n")
-    with pytest.raises(ActionNeeded, match=r"wheel_matrix\.toml changed since the rebase began to write"):
-        resume(repository).proceed()
+    waits(repository, r"wheel_matrix\.toml changed since the rebase began to write")
     assert "left alone" in resume(repository).abort()
     assert path.read_text().endswith("# my own note\n")
 
@@ -562,17 +560,14 @@ def test_a_patch_that_lost_what_it_guards_is_refused_at_the_end_and_can_be_amend
     with pytest.raises(ActionNeeded):
         start(repository, UPSTREAM)
     resolve(repository, "value_10 = ten + 0\n")
-    with pytest.raises(
-        ActionNeeded,
-        match=r"(?s)not yet good:.*Change-the-tenth-value.*fails on the tree with the patch.*--continue",
-    ):
-        resume(repository).proceed()
+    waits(
+        repository, r"(?s)not yet good:.*Change-the-tenth-value.*fails on the tree with the patch.*--continue"
+    )
     assert snapshot(repository) == before
     source = repository / "build/rebase/source"
     text = (source / LIB).read_text()
     (source / LIB).write_text(text.replace("ten + 0", "compute_ten(ten)"))
-    with pytest.raises(ActionNeeded, match="is not finished"):
-        resume(repository).proceed()
+    waits(repository, "is not finished")
     user(source, "commit", "--quiet", "--all", "--fixup", "HEAD~2")
     base = json.loads((repository / "build/rebase/state.json").read_text())["new_base"]
     user(source, "rebase", "--quiet", "--interactive", "--autosquash", base, GIT_SEQUENCE_EDITOR="true")
@@ -681,8 +676,7 @@ def test_going_on_too_early_leaves_the_conflict_as_git_shows_it(stopped: Path) -
     source = Repository(stopped / "build/rebase/source", SeriesError)
     unmerged = source.run("ls-files", "--unmerged", writes=False)
     assert unmerged
-    with pytest.raises(ActionNeeded, match="is not resolved"):
-        resume(stopped).proceed()
+    waits(stopped, "is not resolved")
     assert source.run("ls-files", "--unmerged", writes=False) == unmerged
     resolve(stopped)
     assert [d.outcome for d in resume(stopped).proceed().done] == ["resolved", "clean", "clean"]
@@ -703,14 +697,12 @@ def test_a_work_tree_whose_pick_was_undone_tells_how_to_begin_it_again(stopped: 
     source = Repository(stopped / "build/rebase/source", SeriesError)
     picked = source.resolve("CHERRY_PICK_HEAD")
     source.run("cherry-pick", "--abort")
-    with pytest.raises(ActionNeeded, match=f"git cherry-pick {picked[:12]} begins it again"):
-        resume(stopped).proceed()
+    waits(stopped, f"git cherry-pick {picked[:12]} begins it again")
 
 
 def test_patches_that_changed_meanwhile_are_put_back_by_the_command_that_is_told(stopped: Path) -> None:
-    path = stopped / "patches/flash-attn/Add-a-header.patch"
-    path.write_text(path.read_text().replace("Because", "Since"))
-    commit_all(stopped)
+    change_a_patch(stopped)
+    commit_state(stopped)
     resolve(stopped)
     with pytest.raises(ActionNeeded, match="changed since the rebase began") as caught:
         resume(stopped).proceed()

@@ -11,7 +11,7 @@ from scripts.base import files, layout
 from scripts.base.errors import ActionNeeded, UsageError
 from scripts.series import rebase_status
 from tests.unit import test_rebase as rebasing
-from tests.unit.conftest import Command, Kept, Make, user, write_files
+from tests.unit.conftest import Command, Kept, Make, commit, user, write_files
 from tests.unit.test_rebase import (
     FILES,
     HEADER,
@@ -21,6 +21,7 @@ from tests.unit.test_rebase import (
     resolve,
     resume,
     start,
+    waits,
     with_line,
 )
 
@@ -35,8 +36,7 @@ def resolve_first_and_drop(root: Path, text: str = MINE) -> None:
     with pytest.raises(ActionNeeded):
         start(root, TWICE)
     resolve(root, text)
-    with pytest.raises(ActionNeeded, match="Change-the-last-value"):
-        resume(root).proceed()
+    waits(root, "Change-the-last-value")
     resume(root).abort()
 
 
@@ -120,8 +120,7 @@ def test_an_interruption_while_a_resolution_is_remembered_leaves_what_was_and_lo
         with pytest.raises(KeyboardInterrupt):
             resume(dropped).proceed()
     assert {p.relative_to(cache): p.read_bytes() for p in cache.rglob("*") if p.is_file()} == before
-    with pytest.raises(ActionNeeded, match="Change-the-last-value"):
-        resume(dropped).proceed()
+    waits(dropped, "Change-the-last-value")
     assert before != {p.relative_to(cache): p.read_bytes() for p in cache.rglob("*") if p.is_file()}
 
 
@@ -137,8 +136,7 @@ def test_a_rebase_says_where_it_stands(stopped: Path) -> None:
         assert all(word in told for word in ("--continue", "--skip --reason", "--abort"))
     resolve(stopped, "value_10 = ten + 0\n")
     assert rebase_status.standing(resume(stopped).folder).conflicts == (f"{LIB} (no marker is left)",)
-    with pytest.raises(ActionNeeded, match="not yet good"):
-        resume(stopped).proceed()
+    waits(stopped, "not yet good")
     told = "\n".join(rebase_status.standing(resume(stopped).folder).lines)
     assert "all 3 patches have moved; nothing is written yet" in told
     assert "--skip" not in told
@@ -193,7 +191,7 @@ def test_skip_warns_of_later_patches_that_need_it(
         folder=repository,
         to=SERIES_FOLDER,
     )
-    rebasing.commit_all(repository)
+    rebasing.commit_state(repository)
     with pytest.raises(ActionNeeded) as caught:
         start(repository, UPSTREAM)
     needing = "Change-it-again.patch, Add-to-it.patch"
@@ -223,14 +221,13 @@ def test_upstream_s_history_is_told_of_the_conflicting_lines_alone(repository: P
         before, _, after = change.partition("\n=")
         text = text.replace(before + "\n", after) if change else text
         write_files(upstream, {LIB: text})
-        user(upstream, "add", "--all")
-        user(upstream, "commit", "--quiet", "-m", subject)
+        commit(upstream, "-m", subject)
         commits.append(user(upstream, "rev-parse", "HEAD").strip())
     path = repository / "wheel_matrix.toml"
     pinned = next(line for line in path.read_text().splitlines() if line.startswith("commit = "))
     path.write_text(path.read_text().replace(pinned, f'commit = "{commits[0]}"', 1))
     (repository / ".gitignore").write_text("/build/\n/flag-*\n/upstream/\n")
-    rebasing.commit_all(repository)
+    rebasing.commit_state(repository)
     with pytest.raises(ActionNeeded) as caught:
         start(repository, {LIB: text}, commit=commits[-1])
     told = str(caught.value).partition("upstream's commits on these lines:\n")[2].splitlines()

@@ -18,9 +18,9 @@ from scripts.commands import release as command_of_release
 from scripts.source import matrix
 from scripts.wheels import companions, gpus, release, release_notes, trust
 from scripts.wheels.release import ReleaseError, Step
-from tests.unit.conftest import ROOT, Command, whole_wheel
+from tests.unit.conftest import ROOT, Command, user, whole_wheel
 from tests.unit.test_trust import prove
-from tests.unit.test_verify import commit, git
+from tests.unit.test_verify import commit_state
 
 TAG = release_notes.tag_of(matrix.load(layout.MATRIX))
 FOUR = "flash_attn_4-4.0.0b36+det.1-py3-none-any.whl"
@@ -120,8 +120,8 @@ def repository(tmp_path: Path) -> Path:
         (root / "patches" / series / "One.patch").write_text("one\n")
     shutil.copyfile(layout.MATRIX, root / "wheel_matrix.toml")
     (root / "CHANGES.md").write_text(changes(One="First.\n\nMore.", Two="Second."))
-    git(root.parent, "init", "--quiet", str(root))
-    commit(root)
+    user(root, "init", "--quiet")
+    commit_state(root)
     return root
 
 
@@ -131,7 +131,7 @@ def changes(version: str = "2.8.3.post1", **patches: str) -> str:
 
 
 def tag(root: Path, name: str) -> None:
-    git(root, "tag", "-a", name, "-m", name)
+    user(root, "tag", "-a", name, "-m", name)
 
 
 def of(root: Path) -> tuple[Repository, matrix.Matrix]:
@@ -143,14 +143,14 @@ def test_a_number_is_of_one_series(repository: Path) -> None:
     tag(repository, "v2.8.3.post1+det.0")
     release_notes.check_revision(*of(repository))
     (repository / "patches/flash-attn-4/One.patch").write_text("other\n")
-    commit(repository)
+    commit_state(repository)
     with pytest.raises(
         UsageError, match=r"flash-attn-4 has revision 1, as v2\.8\.3\.post1\+det\.0 has, and pat"
     ):
         release_notes.check_revision(*of(repository))
     text = (repository / "wheel_matrix.toml").read_text()
     (repository / "wheel_matrix.toml").write_text(text.replace("revision = 1\n", "revision = 2\n"))
-    commit(repository)
+    commit_state(repository)
     release_notes.check_revision(*of(repository))
 
 
@@ -158,7 +158,7 @@ def test_a_tag_is_not_moved(repository: Path) -> None:
     tag(repository, TAG)
     release_notes.check_revision(*of(repository))
     (repository / "README.md").write_text("more\n")
-    commit(repository)
+    commit_state(repository)
     with pytest.raises(UsageError, match=r"det\.2 is another commit \(.{12}\)\. A tag is not moved: raise"):
         release_notes.check_revision(*of(repository))
 
@@ -173,7 +173,7 @@ def test_notes_tell_what_is_new_since_the_tag_before(repository: Path) -> None:
     (repository / "CHANGES.md").write_text(
         changes("2.8.3.post2", Two="Second\nanew.", Three="Third\nthing.\n\nMore.")
     )
-    commit(repository)
+    commit_state(repository)
     tag(repository, TAG)
     told = release_notes.notes(*of(repository))
     assert told.startswith("Since v2.8.9+det.1.\n")
@@ -188,7 +188,7 @@ def test_notes_tell_what_is_new_since_the_tag_before(repository: Path) -> None:
 
 
 def test_a_release_is_of_a_commit(repository: Path) -> None:
-    assert release.commit_of(repository) == git(repository, "rev-parse", "HEAD")
+    assert release.commit_of(repository) == user(repository, "rev-parse", "HEAD").strip()
     (repository / "new").touch()
     with pytest.raises(UsageError, match=r"the work tree has changes: \?\? new\. Commit them"):
         release.commit_of(repository)

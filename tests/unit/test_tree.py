@@ -30,6 +30,7 @@ from tests.unit.conftest import (
     Make,
     apply,
     checkout_of,
+    commit,
     message,
     user,
     write_files,
@@ -38,6 +39,10 @@ from tests.unit.waiting import a_tick
 
 MATRIX = matrix.load(layout.MATRIX)
 NOTHING = export.Exported((), ())
+
+
+def change_a_message(patches: Path, name: str = "Change-line-20.patch") -> None:
+    (patches / name).write_text((patches / name).read_text().replace("Because", "Since"))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -82,9 +87,7 @@ def test_exporting_an_unchanged_tree_changes_no_byte_and_check_agrees(
 
 def test_an_edited_commit_changes_its_patch_alone_and_check_tells(patches: Path, applied: tree.Tree) -> None:
     write_files(applied.root, {"csrc/flash_attn/src/fork.h": "#pragma once\n// more\n"})
-    repository = Repository(applied.root, SeriesError)
-    repository.run("add", "--all")
-    repository.run("commit", "--quiet", "--amend", "--no-edit")
+    commit(applied.root, "--amend", "--no-edit")
     with pytest.raises(SeriesError, match=r"Add-a-header\.patch would change"):
         export.export(applied.root, patches, check=True)
     assert export.export(applied.root, patches) == export.Exported(("Add-a-header.patch",), ())
@@ -147,9 +150,7 @@ def test_work_committed_on_the_tree_is_not_overwritten(
     series: model.Series, applied: tree.Tree, tmp_path: Path
 ) -> None:
     write_files(applied.root, {"mine.h": "work\n"})
-    repository = Repository(applied.root, SeriesError)
-    repository.run("add", "--all")
-    repository.run("commit", "--quiet", "-m", message("Add my work"))
+    commit(applied.root, "-m", message("Add my work"))
     with pytest.raises(SeriesError, match="commits that are in no patch"):
         apply(series, tmp_path / "source")
     assert (applied.root / "mine.h").exists()
@@ -194,12 +195,7 @@ def branch(root: Path) -> None:
 
 
 def rebase_in_progress(root: Path) -> None:
-    subprocess.run(
-        ["git", "-C", str(root), "rebase", "-i", "HEAD~1"],
-        env={**os.environ, "GIT_SEQUENCE_EDITOR": "echo break >"},
-        check=True,
-        capture_output=True,
-    )
+    user(root, "rebase", "-i", "HEAD~1", GIT_SEQUENCE_EDITOR="echo break >")
 
 
 @pytest.mark.parametrize(
@@ -433,29 +429,13 @@ def test_the_base_is_tagged_for_autosquash_and_a_fixup_that_is_not_folded_is_nam
         SeriesError, match=r"fixup! Change line 20 is not folded .*git rebase -i --autosquash base"
     ):
         export.export(applied.root, patches)
-    env = {**os.environ, "GIT_SEQUENCE_EDITOR": "true"}
-    command = [
-        "git",
-        "-C",
-        str(applied.root),
-        "-c",
-        "user.name=U",
-        "-c",
-        "user.email=u@example.invalid",
-        "rebase",
-        "-q",
-        "-i",
-        "--autosquash",
-        "base",
-    ]
-    subprocess.run(command, check=True, env=env, capture_output=True)
+    user(applied.root, "rebase", "-q", "-i", "--autosquash", "base", GIT_SEQUENCE_EDITOR="true")
     assert export.export(applied.root, patches).written == ("Change-line-20.patch",)
 
 
 def test_export_does_not_undo_a_patch_that_changed_meanwhile(patches: Path, applied: tree.Tree) -> None:
     user(applied.root, "commit", "--quiet", "--amend", "-m", message("Add a header"))
-    path = patches / "Change-line-20.patch"
-    path.write_text(path.read_text().replace("Because", "Since"))
+    change_a_message(patches)
     before = content(patches)
     with pytest.raises(SeriesError, match=r"changed since .* was applied from it: Change-line-20\.patch"):
         export.export(applied.root, patches)
@@ -468,11 +448,9 @@ def test_the_way_out_that_export_tells_keeps_one_s_commit(patches: Path, tmp_pat
     whole = model.read(patches)
     applied = apply(whole.upto(1) if part else whole, tmp_path / "source", of=2)
     write_files(applied.root, {"csrc/flash_attn/src/more.h": "// more\n"})
-    user(applied.root, "add", "--all")
-    user(applied.root, "commit", "--quiet", "-m", message("Add more"))
+    commit(applied.root, "-m", message("Add more"))
     if not part:
-        path = patches / "Change-line-20.patch"
-        path.write_text(path.read_text().replace("Because", "Since"))
+        change_a_message(patches)
     with pytest.raises(
         SeriesError, match="nox -s apply -- --reset, which keeps your commits, then git -C"
     ) as caught:
@@ -488,8 +466,7 @@ def test_after_an_export_the_tree_is_taken_as_it_is(
     patches: Path, applied: tree.Tree, tmp_path: Path
 ) -> None:
     write_files(applied.root, {"csrc/flash_attn/src/more.h": "// more\n"})
-    user(applied.root, "add", "--all")
-    user(applied.root, "commit", "--quiet", "-m", message("Add more"))
+    commit(applied.root, "-m", message("Add more"))
     assert export.export(applied.root, patches) == export.Exported(("Add-more.patch", "series"), ())
     (applied.root / "left").write_text("untracked files of the user stay too\n")
     with pytest.raises(SeriesError, match="left"):
@@ -553,8 +530,7 @@ def test_a_patch_that_goes_or_moves_renames_no_other(make_series: Make, tmp_path
 
 def test_two_commits_of_one_subject_are_told_apart_first(patches: Path, applied: tree.Tree) -> None:
     write_files(applied.root, {"flash_attn/more.py": "more = 1\n"})
-    user(applied.root, "add", "--all")
-    user(applied.root, "commit", "--quiet", "-m", message("Add a header"))
+    commit(applied.root, "-m", message("Add a header"))
     with pytest.raises(SeriesError, match=r"two commits would be Add-a-header\.patch; give one of them"):
         export.export(applied.root, patches)
 
@@ -562,8 +538,7 @@ def test_two_commits_of_one_subject_are_told_apart_first(patches: Path, applied:
 def merge(root: Path) -> None:
     user(root, "checkout", "--quiet", "-b", "side", "HEAD~1")
     write_files(root, {"side": "x\n"})
-    user(root, "add", "--all")
-    user(root, "commit", "--quiet", "-m", message("Side"))
+    commit(root, "-m", message("Side"))
     user(root, "checkout", "--quiet", "series")
     user(root, "merge", "--quiet", "--no-edit", "side")
 
@@ -665,20 +640,16 @@ def test_check_of_an_old_tree_does_not_advise_what_export_would_refuse(
     patches: Path, applied: tree.Tree
 ) -> None:
     """After a rebase build/source is still of the patches before it."""
-    path = next(patches.glob("Add-*"))
-    path.write_text(path.read_text().replace("Because", "Since"))
+    change_a_message(patches, "Add-a-header.patch")
     with pytest.raises(SeriesError, match=r"would change.*nox -s apply -- --reset") as caught:
         export.export(applied.root, patches, check=True)
     assert "nox -s export" not in str(caught.value)
 
 
 def test_a_damaged_note_of_what_was_applied_is_refused_by_file_and_key(
-    make_series: Make, tmp_path: Path
+    series: model.Series, applied: tree.Tree
 ) -> None:
-    series = model.read(make_series(*TWO))
-    applied = apply(series, tmp_path / "source")
     (applied.root / ".git/series.json").write_text('{"format": 2, "pin": 3}')
     with pytest.raises(SeriesError, match=r"series\.json is damaged: pin: .*apply -- --reset"):
-        apply(series, tmp_path / "source")
-    anew = apply(series, tmp_path / "source", reset=True)
-    assert anew.commit == applied.commit
+        apply(series, applied.root)
+    assert apply(series, applied.root, reset=True).commit == applied.commit

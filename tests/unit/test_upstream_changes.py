@@ -9,13 +9,13 @@ import pytest
 from scripts.base.errors import ActionNeeded, UpstreamError
 from scripts.base.git import Repository
 from scripts.commands import forecast as forecast_command
-from scripts.series import changes, forecast, model, upstream_words
+from scripts.series import forecast, model, upstream_words
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.series.upstream_report import Listing, UpstreamChanges
 from scripts.source import kernel_set, matrix
 from scripts.source.releases import Release
-from tests.unit.conftest import BASE, GONE, PIN, ROOT, Make, checkout_of, write_files
+from tests.unit.conftest import BASE, GONE, PIN, ROOT, Make, checkout_of, commit_each, fill_repository
 
 API = "csrc/flash_attn/flash_api.cpp"
 LAUNCH = "csrc/flash_attn/src/launch.h"
@@ -247,20 +247,13 @@ def test_a_function_that_is_gone_is_told(make_series: Make, tmp_path: Path) -> N
 @pytest.fixture
 def history(tmp_path: Path) -> Repository:
     """Upstream's: a commit that changes a function's meaning between two that do not."""
-    folder = tmp_path / "upstream"
-    folder.mkdir()
-    repository = Repository.create(folder, UpstreamError)
     steps = (
         ("release", FILES),
         ("Say more in a comment", {LAUNCH: FILES[LAUNCH].replace("128 wide", "128 keys wide")}),
         ("Take other tiles for one split", OTHER_MEANING),
         ("Hide more", {LAUNCH: OTHER_MEANING[LAUNCH].replace("hide(row)", "hide(row, 1)")}),
     )
-    for subject, files in steps:
-        write_files(folder, files)
-        repository.run("add", "--all")
-        repository.run("commit", "--quiet", "-m", subject)
-    return repository
+    return commit_each(tmp_path / "upstream", steps, UpstreamError)
 
 
 def test_upstream_s_commits_on_a_function_are_told_where_git_has_them(
@@ -318,14 +311,8 @@ def test_a_forecast_ends_with_the_next_command(
 
 @pytest.fixture
 def repository(make_series: Make, tmp_path: Path) -> Path:
-    root = tmp_path / "repository"
-    root.mkdir()
-    make_series(SPLIT, BIND, base=FILES, folder=root, to=SERIES_FOLDER)
-    make_series(BIND, base=FILES, folder=root, to="patches/flash-attn-4")  # of another upstream
-    (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
-    loaded = matrix.load(root / "wheel_matrix.toml")
-    changes.write(root / "CHANGES.md", changes.render(loaded, root))
-    return root
+    fill_repository(tmp_path / "repository", make_series, (SPLIT, BIND), FILES)
+    return tmp_path / "repository"
 
 
 def rebased(root: Path, new: dict[str, str]) -> Report:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,18 @@ from scripts.series import model, tree
 from scripts.source import matrix, upstream
 from scripts.wheels import gpus, origin, suites, verify
 from scripts.wheels.proof import Provenance, read_proof
-from tests.unit.conftest import BASE, FACTS, ROOT, WHEEL_NAME, Command, Make, checkout_of, whole_wheel
+from tests.unit.conftest import (
+    BASE,
+    FACTS,
+    ROOT,
+    WHEEL_NAME,
+    Command,
+    Make,
+    checkout_of,
+    commit,
+    user,
+    whole_wheel,
+)
 
 EDIT = ("Change line 20", {"setup.py": BASE["setup.py"].replace("line 20\n", "line twenty\n")})
 MORE = ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})
@@ -31,20 +41,14 @@ def repository(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     make_series(MORE, folder=root, to="patches/flash-attn-4")
     (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     monkeypatch.setattr(upstream, "find", lambda pin, folder, cache: checkout_of(BASE))
-    git(root, "init", "--quiet")
-    commit(root)
+    user(root, "init", "--quiet")
+    commit_state(root)
     return root
 
 
-def git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), "-c", "user.name=U", "-c", "user.email=u@example.invalid", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit(root: Path) -> str:
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "-m", "state")
-    return git(root, "rev-parse", "HEAD")
+def commit_state(root: Path) -> str:
+    commit(root, "-m", "state")
+    return user(root, "rev-parse", "HEAD").strip()
 
 
 def facts(root: Path, tmp_path: Path) -> verify.Facts:
@@ -69,9 +73,9 @@ def test_a_wheel_of_the_series_here_is_known(repository: Path, tmp_path: Path) -
 def test_a_wheel_of_an_earlier_commit_is_known_by_it(
     repository: Path, tmp_path: Path, make_series: Make
 ) -> None:
-    old, first = facts(repository, tmp_path), git(repository, "rev-parse", "HEAD")
+    old, first = facts(repository, tmp_path), user(repository, "rev-parse", "HEAD").strip()
     make_series(EDIT, MORE, folder=repository, to="patches/flash-attn")
-    commit(repository)
+    commit_state(repository)
     assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
 
 
@@ -88,12 +92,12 @@ def test_a_wheel_from_before_there_were_several_upstreams_is_known(
     )
     lines = ["[upstream]", *(f'{key} = "{value}"' for key, value in pin.items()), "[fork]", "revision = 1"]
     (repository / "wheel_matrix.toml").write_text("\n".join(lines) + "\n")
-    first = commit(repository)
+    first = commit_state(repository)
     shutil.rmtree(repository / "patches")
     make_series(MORE, folder=repository, to="patches/flash-attn")
     make_series(MORE, folder=repository, to="patches/flash-attn-4")
     (repository / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
-    commit(repository)
+    commit_state(repository)
     assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
 
 
