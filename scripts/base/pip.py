@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import shutil
 import ssl
@@ -44,9 +43,8 @@ _OF_NO_ACCOUNT = {
 
 def making(python: str | Path, root: Path) -> list[str | Path]:
     """The command that makes a virtual environment: by uv where it serves, and then without pip in it."""
-    if uv := _uv():
-        return [*uv, "venv", "--quiet", "--python", python, root]
-    return [python, "-m", "venv", root]
+    uv, _ = _uv()
+    return [*uv, "venv", "--quiet", "--python", python, root] if uv else [python, "-m", "venv", root]
 
 
 def installing(python: str | Path, *arguments: str | Path) -> list[str | Path]:
@@ -55,11 +53,12 @@ def installing(python: str | Path, *arguments: str | Path) -> list[str | Path]:
     By uv where it is installed, and pip is configured with nothing that uv cannot be told: it unpacks a
     torch once for all environments.
     """
-    if (uv := _uv()) and (options := _told(_settings(_listing()))) is not None:
-        # As pip does, take the best version of all indexes, not of the first that has any.
-        best = ("--index-strategy", "unsafe-best-match")
-        return [*uv, "pip", "install", "--python", python, *best, *options, *arguments]
-    return by_pip(python, *arguments)
+    uv, options = _uv()
+    if not uv:
+        return by_pip(python, *arguments)
+    # As pip does, take the best version of all indexes, not of the first that has any.
+    best = ("--index-strategy", "unsafe-best-match")
+    return [*uv, "pip", "install", "--python", python, *best, *options, *arguments]
 
 
 def by_pip(python: str | Path, *arguments: str | Path) -> list[str | Path]:
@@ -74,16 +73,18 @@ def checking(python: str | Path) -> list[str | Path]:
     return [sys.executable, "-m", "pip", "--python", python, "check"]
 
 
-@functools.cache
-def _uv() -> tuple[str | Path, ...]:
-    """uv, told what pip is configured with; empty where it is not installed, or does not serve."""
+def _uv() -> tuple[list[str | Path], list[str]]:
+    """Uv, and as its options pip's configuration; both empty where it is not there or does not serve."""
     beside = Path(sys.executable).with_name("uv")
     program = beside if beside.exists() else shutil.which("uv")
-    settings = _settings(_listing()) if program else {}
-    if program is None or _told(settings) is None:
-        return ()
+    if program is None:
+        return [], []
+    settings = _settings(_listing())
+    options = _told(settings)
+    if options is None:
+        return [], []
     variables = [f"{name}={settings[key]}" for key, name in _VARIABLES.items() if key in settings]
-    return (*(("env", *variables) if variables else ()), program, "--no-config")
+    return [*(("env", *variables) if variables else ()), program, "--no-config"], options
 
 
 def _told(settings: Mapping[str, str]) -> list[str] | None:
@@ -96,7 +97,6 @@ def _told(settings: Mapping[str, str]) -> list[str] | None:
     return words
 
 
-@functools.cache
 def _listing() -> str:
     """What ``pip config list`` says."""
     command = [sys.executable, "-m", "pip", "config", "list"]
@@ -136,7 +136,7 @@ class PipConfig:
     @classmethod
     def read(cls, listing: str | None = None) -> PipConfig:
         """Parse ``pip config list``: files, then environment, the later over the earlier."""
-        values = _settings(_listing.__wrapped__() if listing is None else listing, "download")
+        values = _settings(_listing() if listing is None else listing, "download")
         return cls(
             _is_on(values.get("no-index", "")),
             values.get("index-url"),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts.base import pip
 
-_UV = pip._uv  # itself, whatever a test puts in its place
 CONFIGURED = """\
 global.cert='/etc/certificates.pem'
 global.index-url='https://index.example.org/one'
@@ -20,14 +18,6 @@ download.find-links='/never'
 :env:.default-timeout='180'
 :env:.disable-pip-version-check='1'
 """
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """What is configured is asked once a process."""
-    _UV.cache_clear()
-    yield
-    _UV.cache_clear()
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, *, uv: bool = True) -> None:
@@ -88,7 +78,7 @@ def test_an_environment_is_made_installed_into_and_looked_at(
 
     wheel = make(tmp_path / "dist", CUDA)
     if way == "pip":
-        monkeypatch.setattr(pip, "_uv", tuple)
+        monkeypatch.setattr(pip, "_uv", lambda: ([], []))
     root = tmp_path / "env"
     commands = [pip.making(sys.executable, root), pip.installing(root / "bin/python", "--no-deps", wheel)]
     for command in commands:
