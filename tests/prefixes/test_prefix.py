@@ -250,8 +250,11 @@ def test_small_pages_hold_the_same_keys(mode: None, page: int) -> None:
 
 
 @since("Let the heads of a group share tiles for a few queries")
-def test_heads_that_share_tiles_have_the_results_of_heads_with_keys_of_their_own(mode: None) -> None:
-    q, k, v = inputs(2, 4, 700, heads=8)
+@pytest.mark.parametrize("queries", [4, 9])  # 16 rows in a tile, which has kernels of its own, or 36
+def test_heads_that_share_tiles_have_the_results_of_heads_with_keys_of_their_own(
+    mode: None, queries: int
+) -> None:
+    q, k, v = inputs(2, queries, 700, heads=8)
     first = EMULATOR.emulator_instructions()
     shared = dense(q, k, v)[0]
     second = EMULATOR.emulator_instructions()

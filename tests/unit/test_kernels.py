@@ -188,6 +188,15 @@ def test_kernels_and_binding_serve_every_torch_and_python(tmp_path: Path) -> Non
     assert kernels.binding_units(stock[0]) != kernels.binding_units(stock[1])
 
 
+def test_objects_of_other_compilers_have_other_folders(tmp_path: Path) -> None:
+    tools = toolchain(tmp_path, "")
+    nvcc = dataclasses.replace(tools.toolkit, version="V13.0.99")
+    others = [dataclasses.replace(tools, toolkit=nvcc), dataclasses.replace(tools, cxx_version="g++ 13")]
+    for units in (kernels.kernel_units, kernels.binding_units):
+        folders = [{u.target.parent for u in units(plan(tmp_path, each))} for each in (tools, *others)]
+        assert len(set.union(*folders)) == sum(map(len, folders))
+
+
 def commands_of(tmp_path: Path, tools: Toolchain, flavour: kernels.Flavour = kernels.FORK) -> list[str]:
     """What compiles the binding and the kernels, with a compiler that notes its arguments."""
     planned = dataclasses.replace(plan(tmp_path, tools), flavour=flavour)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from scripts.base.errors import ToolchainError, WheelError
 from scripts.base.process import run
 from scripts.wheels import binaries, companions, linking, wheel
-from tests.unit.conftest import toolchain
+from tests.unit.conftest import toolchain, whole_wheel
 from tests.unit.waiting import WHEN_OPEN, both_in_turn
 
 
@@ -100,6 +101,16 @@ def test_a_library_of_three_lines_tells_such_a_compiler(tmp_path: Path, option: 
             linking.require_shared_libstdcxx(tools)
     else:
         linking.require_shared_libstdcxx(tools)
+
+
+def test_entries_have_one_date_and_an_order(tmp_path: Path) -> None:
+    """Of the same files a wheel is the same bytes; metadata comes last, as its format recommends."""
+    with zipfile.ZipFile(whole_wheel(tmp_path, more={"a.py": b"", "z.py": b""})) as archive:
+        entries = archive.infolist()
+    assert {entry.date_time for entry in entries} == {wheel.DATE}
+    *names, record = (entry.filename for entry in entries)
+    assert names == sorted(names, key=lambda name: (".dist-info/" in name, name))
+    assert record.endswith(".dist-info/RECORD")
 
 
 @pytest.mark.parametrize(("content", "kept"), [("the same", True), ("other", False)])
