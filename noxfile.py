@@ -22,6 +22,7 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["check"]
 
 UNIT_TESTS = ("scripts", "tests/unit")  # and the examples in docstrings
+SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=worksteal")  # a process for each core
 COMMAND_ENVIRONMENT, DEVELOPER_ENVIRONMENT = "commands", "developers"  # sessions that make them
 _PROGRAMS: dict[str, Path | None] = {}  # the bin/ of each environment; None: --force-venv-backend none
 
@@ -42,6 +43,8 @@ def _run(session: nox.Session, environment: str, program: str, *arguments: str, 
         path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
         session.env.update(PATH=path, VIRTUAL_ENV=str(folder.parent))
         program = str(folder / program)
+    # Processes that a command or a test starts take seconds where Python compiles torch's modules each time.
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.run(program, *arguments, external=True, **how)
 
 
@@ -83,21 +86,26 @@ def check(session: nox.Session) -> None:
     _lint(session)
     # All of them: what a test depends on is often a patch, the matrix or another process, and
     # no program that picks the tests of changed lines sees those.
-    pytest = ["-m", "pytest", "--quiet", "--numprocesses=auto", "--dist=worksteal"]
+    pytest = ["-m", "pytest", "--quiet", *SIDE_BY_SIDE]
     told = ["--cov", "--cov-report="]  # coverage in a line; in a table: coverage report
     _run(session, DEVELOPER_ENVIRONMENT, "python", *pytest, *told, *(session.posargs or UNIT_TESTS))
 
 
 @nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])
 def tests(session: nox.Session) -> None:
-    """Run the unit and integration tests; no GPU needed. --all-cases: long ones too, some in turn."""
+    """Run the unit tests and one real path to a wheel: ten minutes, no GPU. --all-cases: as .ci/run does."""
     pytest = ("python", "-m", "pytest")
     if not {"--all-cases", "--every-turn"}.issuperset(session.posargs):
         _run(session, DEVELOPER_ENVIRONMENT, *pytest, *session.posargs)
         return
-    _run(session, DEVELOPER_ENVIRONMENT, *pytest, "--numprocesses=auto", *UNIT_TESTS)
+    unit, integration = ("build/times/unit.json", "build/times/integration.json")
+    timed = (*pytest, "-p", "tests.times", "--times")
+    _run(session, DEVELOPER_ENVIRONMENT, *timed, unit, *SIDE_BY_SIDE, *UNIT_TESTS)
     # One by one: compilers take all cores and the memory.
-    _run(session, DEVELOPER_ENVIRONMENT, *pytest, "tests/integration", *session.posargs)
+    chosen = session.posargs or ("-m", "path")
+    _run(session, DEVELOPER_ENVIRONMENT, *timed, integration, "tests/integration", *chosen)
+    if not session.posargs:  # .ci/run does more, and tells of its ring itself
+        _run(session, DEVELOPER_ENVIRONMENT, "python", "-m", "tests.times", "tests", unit, integration)
 
 
 @nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 import flash_attn
 import flash_attn_2_cuda
 import harness
+import parts
 import pytest
+import steady  # noqa: F401 - loads the profile of hypothesis
 import torch
 from flash_attn import fork_straight
 from hypothesis import HealthCheck, Phase, settings
@@ -22,40 +23,22 @@ HALF_NAME = "fp16" if any("fp16" in name for name in harness.KERNELS) else "bf16
 HALF = harness.DTYPES[HALF_NAME]
 
 
-TURNS = 6  # as tests/integration/turns.py has
-drawn = 1.0  # --drawn
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--drawn",
-        metavar="SHARE",
-        type=float,
-        default=1.0,
-        help="of the problems that hypothesis draws (0 to 1)",
+        "--part",
+        metavar="K/N",
+        type=parts.parse,
+        default=None,
+        help="of the cases, part K of N alone: 1/6 to 6/6 are all",
     )
-    parser.addoption(
-        "--turn",
-        type=int,
-        choices=range(TURNS),
-        help=f"of the cases marked long, run one in {TURNS}, from this one on (default: all)",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    global drawn  # noqa: PLW0603 - problems() decorates tests, where no configuration is at hand
-    drawn = config.getoption("--drawn")
-    if not 0 < drawn <= 1:
-        raise pytest.UsageError(f"--drawn {drawn:g}: a share is more than 0 and at most 1.")
-    config.addinivalue_line("markers", "long: takes ten seconds and more; see --turn")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    turn = config.getoption("--turn")
-    long = [item for item in items if turn is not None and item.get_closest_marker("long")]
-    others = {item for number, item in enumerate(long) if number % TURNS != turn}
-    config.hook.pytest_deselected(items=[*others])
-    items[:] = [item for item in items if item not in others]
+    if (part := config.getoption("--part")) is not None:
+        others = parts.left_out(items, part)
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def built(**options: Any) -> harness.Config:
@@ -64,14 +47,10 @@ def built(**options: Any) -> harness.Config:
 
 
 def problems(examples: int) -> settings:
-    """How many problems hypothesis draws, of which --drawn takes a share: the same in every run, and not shrunk, which would take hours."""
+    """How many problems hypothesis draws: the same in every run, and not shrunk, which would take hours."""
     phases = [Phase.explicit, Phase.generate]
     return settings(
-        max_examples=math.ceil(examples * drawn),
-        deadline=None,
-        derandomize=True,
-        phases=phases,
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, derandomize=True, phases=phases, suppress_health_check=list(HealthCheck)
     )
 
 

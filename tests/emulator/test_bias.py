@@ -132,7 +132,6 @@ def test_every_shape_stride_and_alignment(
         assert_close(name, got, right, other)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not WITH_BACKWARD, reason="built without backward kernels (--kernels)")
 @pytest.mark.parametrize("mode", ["off", "deterministic=True", "on"])
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ def on_cpu(file: Path, folder: Path, share: int) -> Path:
     return target
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("share", range(SHARES))
 def test_upstreams_cases_pass(share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))

@@ -1,32 +1,28 @@
-"""What ``nox -s tests`` leaves out for time, what ``--all-cases`` runs, and what it runs in turn."""
+"""What ``nox -s tests`` runs of these tests, what ``.ci/run`` does, and what that takes in turn."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.emulator import steady  # noqa: F401 - loads the profile of hypothesis
+from tests.integration import wheels
 from tests.integration.turns import TURNS, turn
+
+_LEFT = pytest.StashKey[list[pytest.Item]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-cases",
         action="store_true",
-        help="run the cases marked long too, and of those marked in_turn the ones whose turn it is, as .ci/run does",
+        help="run the cases marked in_turn too whose turn it is, as .ci/run does",
     )
     parser.addoption(
-        "--every-turn",
-        action="store_true",
-        help="run --all-cases, and all that is run in turn: cases, torches, and the problems that are drawn",
+        "--every-turn", action="store_true", help="run --all-cases, and the cases of every turn: hours"
     )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--every-turn"):
-        config.option.all_cases = True
-        os.environ["TORCHES"] = "all"
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -40,17 +36,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = []
     for item in items:
         in_turn = item.get_closest_marker("in_turn")
-        long = item.get_closest_marker("long") and not config.getoption("--all-cases")
-        if long or (in_turn and not is_turn(*in_turn.args)):
+        if in_turn and not is_turn(*in_turn.args):
             left_out.append(item)
     items[:] = [item for item in items if item not in left_out]
+    config.stash[_LEFT] = left_out
     config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left to other turns."""
+    left_out = config.stash.get(_LEFT, [])
+    if not left_out or not config.getoption("--all-cases"):
+        return
+    terminalreporter.section(f"left to other turns: {len(left_out)} cases")
+    for item in left_out:
+        marker = item.get_closest_marker("in_turn")
+        turns = ", ".join(map(str, marker.args)) if marker else ""
+        terminalreporter.write_line(f"turn {turns}: {item.nodeid}")
 
 
 def _turns(config: pytest.Config) -> Callable[..., bool]:
     turns: set[int] = set()
-    if config.getoption("--all-cases"):
-        turns = set(range(TURNS)) if config.getoption("--every-turn") else {turn(TURNS)}
+    if config.getoption("--every-turn"):
+        turns = set(range(TURNS))
+    elif config.getoption("--all-cases"):
+        turns = {turn(TURNS)}
 
     def is_turn(*own: int) -> bool:
         if not own or not set(range(TURNS)).issuperset(own):
@@ -61,18 +71,9 @@ def _turns(config: pytest.Config) -> Callable[..., bool]:
 
 
 @pytest.fixture(scope="session")
-def all_cases(pytestconfig: pytest.Config) -> bool:
-    """Whether the cases marked long run, so that a fixture need not compile what only they look at."""
-    return bool(pytestconfig.getoption("--all-cases"))
-
-
-@pytest.fixture(scope="session")
-def is_turn(pytestconfig: pytest.Config) -> Callable[..., bool]:
-    """The same of cases marked in_turn, by their turns."""
-    return _turns(pytestconfig)
-
-
-@pytest.fixture(scope="session")
-def every_turn(pytestconfig: pytest.Config) -> bool:
-    """Whether nothing is left for another run."""
-    return bool(pytestconfig.getoption("--every-turn"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of one kernel file, by the build's own command. Tests copy what they change."""
+    out = tmp_path_factory.mktemp("dist")
+    wheels.build(out)
+    (path,) = out.glob("*.whl")
+    return path

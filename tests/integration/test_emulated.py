@@ -16,30 +16,32 @@ from scripts.lab import emulator
 from scripts.series import model
 from scripts.source import matrix
 from scripts.wheels import toolchain
-from tests.integration.turns import TURNS, turn
+from tests.integration.turns import TURNS, parts
+from tests.integration.wheels import KERNELS, scripts
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scripts", "emulate", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return scripts("emulate", *arguments)
 
 
-def test_rows_keep_their_bits_under_emulation(every_turn: bool) -> None:
-    share = [] if every_turn else ["--pytest=--drawn=0.25", f"--pytest=--turn={turn(TURNS)}"]
-    done = emulate("--pytest=-ra", *share)
+@pytest.mark.path
+def test_rows_of_the_standard_kernel_keep_their_bits() -> None:
+    """Of one kernel file, which the wheel has too."""
+    done = emulate("--kernels", KERNELS, "--pytest=-ra", "--pytest=-k", "--pytest=test_standard")
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert "skipped" not in done.stdout, "a case was left out"
 
 
+@parts([*range(TURNS)])
+def test_rows_keep_their_bits_under_emulation(part: str) -> None:
+    done = emulate("--pytest=-ra", f"--pytest=--part={part}")
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
+    assert "skipped" not in done.stdout, "a case was left out"
+
+
+@pytest.mark.in_turn(3)
 def test_the_cpp_api_s_own_tests_pass_under_emulation() -> None:
     done = emulate("--cpp")
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
@@ -79,7 +81,7 @@ def test_the_small_cases_that_hold_up_to_a_patch_all_hold_at_the_end() -> None:
         pytest.param(
             "vllm",
             marks=[
-                pytest.mark.in_turn(4),
+                pytest.mark.in_turn(9),
                 pytest.mark.skipif(
                     sys.version_info < (3, 11), reason="what vLLM needs has no wheel for this Python"
                 ),
@@ -100,10 +102,9 @@ def test_kernels_without_mask_and_bias() -> None:
     assert "1 passed" in done.stdout
 
 
-@pytest.mark.in_turn(1)
-def test_kernels_for_up_to_16_rows(every_turn: bool) -> None:
-    share = [] if every_turn else ["--pytest=--drawn=0.25"]
-    done = emulate("--kernels", "hdim64,fp16,split", "--pytest=-ra", "--pytest=-k", "--pytest=narrow", *share)
+@pytest.mark.in_turn(7)
+def test_kernels_for_up_to_16_rows() -> None:
+    done = emulate("--kernels", "hdim64,fp16,split", "--pytest=-ra", "--pytest=-k", "--pytest=narrow")
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     assert re.search(r"\d+ passed", done.stdout)
     assert "skipped" not in done.stdout, "a case was left out"

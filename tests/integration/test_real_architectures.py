@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.in_turn(4)
+@pytest.mark.in_turn(2)
 def test_machine_code_from_shared_ptx_is_that_of_its_own() -> None:
     command = [
         sys.executable,

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(4)
 def test_building_is_measured_beside_upstream_s_setup_py() -> None:
     there = set(ROOT.glob("build/bench/*"))
     command = [

@@ -24,7 +24,7 @@ from scripts.base import layout, sealed
 from scripts.base.errors import ToolchainError
 from scripts.source import matrix
 from scripts.wheels import binaries, containers, contents, cpp_tests, debian, kernels, linking, toolchain
-from tests.integration.test_real_wheel import ROOT, build, scripts
+from tests.integration.wheels import ROOT, build, scripts
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -41,7 +41,7 @@ int main() {
     if (std::strcmp(flash_attention_v2_version(), FLASH_ATTENTION_V2_VERSION) != 0) { return 2; }
     const cudaError_t status = flash_attention_v2_init();
     const std::string words = flash_attention_v2_last_error();  // until the next call
-    std::printf("%d %d %s|%s\\n", int(status), flash_attention_v2_has_kernels(64, FLASH_ATTENTION_V2_FLOAT16, 0),
+    std::printf("%d %d %s|%s\\n", int(status), flash_attention_v2_has_kernels(32, FLASH_ATTENTION_V2_FLOAT16, 0),
         flash_attention_v2_kernels(), words.c_str());
 }
 """
@@ -95,14 +95,6 @@ def archive(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    build(out)
-    (path,) = out.glob("*.whl")
-    return path
-
-
-@pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python with the wheel, and what torch brings of CUDA, but without torch."""
     place = tmp_path_factory.mktemp("python") / "venv"
@@ -143,7 +135,7 @@ def asked(python: Path, what: str) -> Path:
 def check_answer(out: str) -> None:
     """What the program says on this machine: an error with words where it has no GPU."""
     status, has, kernels_there, words = re.fullmatch(r"(\d+) (\d) ([^|]*)\|(.*)\n", out, re.DOTALL).groups()  # type: ignore[union-attr]
-    assert (has, kernels_there.split()) == ("1", ["fwd_hdim64_fp16_causal"])
+    assert (has, kernels_there.split()) == ("1", ["fwd_hdim32_fp16_causal"])
     if shutil.which("nvidia-smi"):
         assert (int(status), words) == (0, "")
     else:
@@ -394,13 +386,13 @@ def test_auditwheel_leaves_library_and_binding_as_they_are(wheel: Path, tmp_path
 
 
 def test_the_archive_says_what_it_is_and_lies_anywhere(packed: Path, archive: Path) -> None:
-    name = "flash_attention_v2-2.8.3.post1+det.2-1_hdim64_fp16_fwd_causal_sm90-cu13-linux-x86_64"
+    name = "flash_attention_v2-2.8.3.post1+det.2-1_hdim32_fp16_fwd_causal_sm90-cu13-linux-x86_64"
     assert packed.name == f"{name}.tar.gz"
     assert archive.name == name
     about = archive / "share/flash_attention_v2"
     assert sealed.flaw((about / "_fork.json").read_bytes()) == ""
     told = json.loads((about / "_fork.json").read_text())
-    assert told["kernel_set"] == ["fwd_hdim64_fp16_causal"]
+    assert told["kernel_set"] == ["fwd_hdim32_fp16_causal"]
     assert not {"torch", "requires_torch", "tvm_ffi"} & set(told)
     assert "libcudart_static.a" in told["static_libraries"]
     parts = json.loads((about / "flash_attention_v2.cdx.json").read_text())["components"]
@@ -414,16 +406,14 @@ def test_the_archive_says_what_it_is_and_lies_anywhere(packed: Path, archive: Pa
 
 
 def test_a_second_archive_compiles_nothing_and_has_the_same_bytes(packed: Path, tmp_path: Path) -> None:
-    output, seconds = build(tmp_path, "--cpp")
+    output = build(tmp_path, "--cpp")
     (again,) = tmp_path.iterdir()
     assert "0 compiled" in output
-    assert seconds < 60
     assert again.read_bytes() == packed.read_bytes()
 
 
 def test_archive_and_wheel_share_the_kernels(packed: Path, tmp_path: Path) -> None:
-    output, _ = build(tmp_path)
-    assert "0 compiled" in output
+    assert "0 compiled" in build(tmp_path)
 
 
 # The interface for programs that were linked before --------------------------------------------------------

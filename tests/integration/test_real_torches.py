@@ -1,13 +1,11 @@
 """One file serves several torches and Pythons: it installs, imports and says what is wrong with calls beside each.
 
-A run takes one pair, in turn by the number of commits; the case's name tells which. ``TORCHES=all`` takes all,
-and so does ``--every-turn``. No GPU is needed, and nothing is proved. A torch and its CUDA libraries take some
-GB of disk: where there are fewer, or pip's constraints allow no such torch, a case is skipped, and says so.
+Pairs take turns by the number of commits. No GPU is needed, and nothing is proved. A torch and its CUDA libraries
+take some GB of disk: where there are fewer, or pip's constraints allow no such torch, a case is skipped, and says so.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -17,40 +15,31 @@ import pytest
 
 from scripts.base.errors import ToolchainError
 from scripts.wheels import toolchain
-from tests.integration.turns import turn
+from tests.integration.wheels import KERNELS, ROOT, scripts
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
-ROOT = Path(__file__).resolve().parents[2]
-# target, torch and Python; and by target a kernel file that another test compiles for it
+# Turn, target, torch and Python. Those of CUDA 12 come with test_real_toolkits, which brings its compiler.
 PAIRS = [
-    ("cu13", "2.15.0", "3.13"),
-    ("cu12", "2.6.0", "3.10"),
-    ("cu13", "2.13.0", "3.10"),
-    ("cu12", "2.9.1", "3.12"),
-    ("cu13", "2.14.1", "3.11"),
-    ("cu12", "2.10.0", "3.13"),
-    ("cu13", "2.12.1", "3.12"),
-    ("cu12", "2.7.1", "3.11"),
+    (0, "cu13", "2.15.0", "3.13"),
+    (1, "cu12", "2.6.0", "3.10"),
+    (1, "cu12", "2.10.0", "3.13"),
+    (3, "cu13", "2.13.0", "3.10"),
+    (5, "cu12", "2.9.1", "3.12"),
+    (5, "cu12", "2.7.1", "3.11"),
+    (7, "cu13", "2.14.1", "3.11"),
+    (9, "cu13", "2.12.1", "3.12"),
 ]
 BYTES = 14e9  # of disk: pip's download and what it becomes, and the next call's
-KERNELS = {"cu13": "hdim64,fp16,fwd,causal", "cu12": "hdim32,fp16,fwd,causal"}
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scripts", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-
-CHOSEN = [
-    pytest.param(target, torch, python, id=f"{target}-torch{torch}-py{python}")
-    for target, torch, python in (PAIRS if os.environ.get("TORCHES") == "all" else [PAIRS[turn(len(PAIRS))]])
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("target", "torch", "python"), CHOSEN)
+@pytest.mark.parametrize(
+    ("target", "torch", "python"),
+    [
+        pytest.param(*pair, id=f"{pair[0]}-torch{pair[1]}-py{pair[2]}", marks=pytest.mark.in_turn(turn))
+        for turn, *pair in PAIRS
+    ],
+)
 def test_a_wheel_serves_torches_and_pythons(target: str, torch: str, python: str, tmp_path: Path) -> None:
     try:
         toolchain.find_python(python)
@@ -64,15 +53,14 @@ def test_a_wheel_serves_torches_and_pythons(target: str, torch: str, python: str
     if "ResolutionImpossible" in offered.stderr:  # pip's constraints cap it
         pytest.skip(f"pip finds no torch {torch}: {offered.stderr.strip().splitlines()[-1]}")
     assert offered.returncode == 0, offered.stderr
-    built = run(
-        *("build", "--target", target, "--kernels", KERNELS[target], "--source", "sdist"),
-        *("--out", str(tmp_path)),
+    built = scripts(
+        *("build", "--target", target, "--kernels", KERNELS, "--source", "sdist", "--out", tmp_path)
     )
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
-    done = run(
-        *("verify", "--torch", torch, "--python", python, str(wheel)),
+    done = scripts(
+        *("verify", "--torch", torch, "--python", python, wheel),
         *("--pytest=-k", "--pytest=test_static"),
     )
     assert done.returncode == 0, done.stdout + done.stderr

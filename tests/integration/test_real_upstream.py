@@ -75,6 +75,7 @@ def test_auto_says_why_it_takes_the_sdist(checkout: upstream.Checkout) -> None:
     assert "not initialised" in checkout.why
 
 
+@pytest.mark.path
 def test_the_series_applies_exactly_and_exports_byte_for_byte(applied: tree.Tree) -> None:
     assert export.exported_patches(Repository(applied.root, SeriesError), applied.base) == {
         p.name: p.content for p in model.read(ROOT / "patches/flash-attn").patches

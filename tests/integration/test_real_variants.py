@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,18 +22,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
-KERNELS = ("hdim32,fp16,causal,fwd,bwd",)
-LONG = ("hdim32,fp16,causal,split", "hdim32,fp16,fwd,full")  # windows are not causal
+# By turn: files that are compiled twice. Windows are not causal.
+FILES = {2: "fwd,causal", 4: "bwd,causal", 8: "split,causal", 9: "fwd,full"}
 BEFORE = "Leave out kernels that no GPU of the build would run"  # the first patch that takes kernels away
 RARE = {"dropout", "local", "alibi", "softcap"}
 CHANGED_SINCE = "fork_combine_kernel"  # it finds the head of each row since heads of a group share tiles
-FILES = [
-    "fwd_hdim32_fp16_causal",
-    "bwd_hdim32_fp16_causal",
-    pytest.param("fwd_hdim32_fp16", marks=pytest.mark.in_turn(5)),
-    pytest.param("split_hdim32_fp16_causal", marks=pytest.mark.in_turn(5)),
-]
-Code = Mapping[str, Mapping[str, objects.Code]]  # by file and kernel
+Kernels = Mapping[str, objects.Code]
 
 
 def tile(name: str) -> str:
@@ -50,26 +44,29 @@ def is_rare(name: str) -> bool:
     return cache or "WithScores" in name or not RARE.isdisjoint(flags)
 
 
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory, is_turn: Callable[..., bool]) -> tuple[Code, Code]:
-    """With the patches that take kernels away, and without."""
+@pytest.fixture(
+    scope="module", params=[pytest.param(f, marks=pytest.mark.in_turn(t)) for t, f in FILES.items()]
+)
+def code(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[bool, Kernels, Kernels]:
+    """Whether a file is of the backward pass; its kernels with the patches that take kernels away, and without."""
     subjects = [patch.subject for patch in model.read(layout.PATCHES / "flash-attn").patches]
     loaded = matrix.load(layout.MATRIX)
     _, whole = clone.apply(loaded, Source.SDIST)
     folder = tmp_path_factory.mktemp("before") / "source"
     _, part = clone.apply(loaded, Source.SDIST, folder, count=subjects.index(BEFORE))
-    wanted = tuple(k for words in KERNELS + LONG * is_turn(5) for k in kernel_set.parse_kernels(words))
-    ours, before = compare.compiled([(whole, wanted), (part, wanted)], "90")
-    return ours, before
+    wanted = kernel_set.parse_kernels(f"hdim32,fp16,{request.param}")
+    (ours,), (before,) = (half.values() for half in compare.compiled([(whole, wanted), (part, wanted)], "90"))
+    return request.param.startswith("bwd"), ours, before
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_kernels_of_common_calls_are_byte_for_byte_what_they_were(code: tuple[Code, Code], file: str) -> None:
-    ours, before = (half[file] for half in code)
+def test_kernels_of_common_calls_are_byte_for_byte_what_they_were(
+    code: tuple[bool, Kernels, Kernels],
+) -> None:
+    backward, ours, before = code
     idle = {
-        tile(name)
-        for name in ours
-        if file.startswith("bwd") and "dropout" in (compare.template_flags(name) or ())
+        tile(name) for name in ours if backward and "dropout" in (compare.template_flags(name) or ())
     }  # dropout's alone
     common = [
         name
@@ -82,21 +79,23 @@ def test_kernels_of_common_calls_are_byte_for_byte_what_they_were(code: tuple[Co
     assert [name for name in common if name not in ours or ours[name].text != before[name].text] == []
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_kernels_of_rare_calls_are_fewer(code: tuple[Code, Code], file: str) -> None:
+def test_kernels_of_rare_calls_are_fewer(code: tuple[bool, Kernels, Kernels]) -> None:
     ours, before = (
-        {name for name in half[file] if is_rare(name) and "WithScores" not in name} for half in code
+        {name for name in half if is_rare(name) and "WithScores" not in name} for half in code[1:]
     )  # masks and biases come after the patches that take kernels away
     assert ours - before == set()
     assert len(ours) <= 0.75 * len(before)
 
 
-def test_each_tile_size_of_the_backward_pass_is_for_dropout_or_for_none(code: tuple[Code, Code]) -> None:
+@pytest.mark.parametrize("code", [pytest.param(FILES[4], marks=pytest.mark.in_turn(4))], indirect=True)
+def test_each_tile_size_of_the_backward_pass_is_for_dropout_or_for_none(
+    code: tuple[bool, Kernels, Kernels],
+) -> None:
     """Head dim 32 has a size for either; upstream's kernels of the other kind serve smaller GPUs, or no call."""
     found = []
-    for half in code:
+    for half in code[1:]:
         dropout: dict[str, set[bool]] = defaultdict(set)
-        for name in half["bwd_hdim32_fp16_causal"]:
+        for name in half:
             flags = compare.template_flags(name)
             if flags is not None and "WithScores" not in name:
                 dropout[tile(name)].add("dropout" in flags)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
-TURNS = 6  # of tests marked in_turn, of the long cases of tests/emulator, and of the GPU half of tests/wheel4
+TURNS = 10  # of tests marked in_turn
 
 
 def turn(of: int) -> int:
@@ -18,6 +20,14 @@ def turn(of: int) -> int:
     if _git("rev-parse", "--is-shallow-repository") == "true":
         raise RuntimeError("a shallow clone has no turns: git fetch --unshallow, or take --every-turn")
     return int(_git("rev-list", "--count", "HEAD")) % of
+
+
+def parts(turns: list[int]) -> pytest.MarkDecorator:
+    """Cases ``part``, such as ``2/5``, of a suite that takes such a word: the part of each of these turns."""
+    taken = [
+        pytest.param(f"{at}/{len(turns)}", marks=pytest.mark.in_turn(own)) for at, own in enumerate(turns, 1)
+    ]
+    return pytest.mark.parametrize("part", taken)
 
 
 def _git(*words: str) -> str:

@@ -32,6 +32,7 @@ from scripts.wheels import compiling, kernels, sbom, wheel
 from scripts.wheels.toolchain import Toolchain, Toolkit, tool
 from scripts.wheels.torch_environment import Environment
 from scripts.wheels.tvm_ffi import TvmFfi
+from tests.emulator import steady  # noqa: F401 - loads the profile of hypothesis
 from tests.unit.waiting import PATIENCE
 
 ROOT = layout.ROOT

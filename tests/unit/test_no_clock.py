@@ -19,7 +19,7 @@ SLEEPS = {
     "wheel/prove_sglang.py": "SGLang tells no event; it is asked again",
 }
 WORDS = re.compile(r"timeout|seconds|sleep|deadline|_profile|\.(wait|result)\(")  # parsing all takes long
-PROFILE = "wheel/steady.py"
+PROFILE = "emulator/steady.py"
 FACTS = {"Taken"}  # what has seconds and waits for nothing
 
 

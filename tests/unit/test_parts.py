@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-PARTS = runpy.run_path(str(Path(__file__).parents[1] / "wheel4/parts.py"))
+PARTS = runpy.run_path(str(Path(__file__).parents[1] / "wheel/parts.py"))
 
 
 @given(st.integers(0, 50), st.integers(1, 9))

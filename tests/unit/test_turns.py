@@ -38,23 +38,37 @@ def test_a_shallow_clone_has_none(commits: Path, tmp_path: Path, monkeypatch: py
         turns.turn(3)
 
 
-def test_the_emulator_s_suite_has_as_many_turns() -> None:
-    text = (turns.ROOT / "tests/emulator/conftest.py").read_text(encoding="utf-8")
-    assert f"\nTURNS = {turns.TURNS} " in text
+def collected(case: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a file of these cases as one of tests/integration."""
+    conftest = (turns.ROOT / "tests/integration/conftest.py").read_text(encoding="utf-8")
+    (folder / "conftest.py").write_text(conftest, encoding="utf-8")
+    (folder / "test_it.py").write_text(f"import pytest\nfrom tests.integration.turns import parts\n{case}")
+    command = ["-m", "pytest", str(folder), "-c", os.devnull, f"--rootdir={folder}", *options]
+    return subprocess.run(
+        [sys.executable, *command], cwd=turns.ROOT, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("marker", ["in_turn", "in_turn()", f"in_turn(0, {turns.TURNS})"])
 def test_a_turn_that_never_comes_is_an_error(marker: str, tmp_path: Path) -> None:
-    conftest = (turns.ROOT / "tests/integration/conftest.py").read_text(encoding="utf-8")
-    (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
-    case = f"import pytest\n@pytest.mark.{marker}\ndef test_it(): pass\n"
-    (tmp_path / "test_it.py").write_text(case, encoding="utf-8")
-    command = ["-m", "pytest", str(tmp_path), "-c", os.devnull, f"--rootdir={tmp_path}", "--every-turn"]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=turns.ROOT, capture_output=True, text=True, check=False
-    )
+    done = collected(f"@pytest.mark.{marker}\ndef test_it(): pass\n", tmp_path, "--every-turn")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"name turns from 0 to {turns.TURNS - 1}" in done.stderr
+
+
+def test_a_run_takes_one_part_and_tells_what_it_leaves_to_other_turns(tmp_path: Path) -> None:
+    every = f"@parts([*range({turns.TURNS})])\ndef test_it(part): print('took', part)\n"
+    done = collected(every, tmp_path, "--all-cases", "-s")
+    own = turns.turn(turns.TURNS)
+    assert f"took {own + 1}/{turns.TURNS}" in done.stdout
+    assert "1 passed, 9 deselected" in done.stdout
+    assert "left to other turns: 9 cases" in done.stdout
+    for turn in {*range(turns.TURNS)} - {own}:
+        assert f"turn {turn}: test_it.py::test_it[{turn + 1}/{turns.TURNS}]" in done.stdout
+    for options, counts in ((["--every-turn"], "10 passed"), ([], "10 deselected")):
+        again = collected(every, tmp_path, *options)
+        assert counts in again.stdout
+        assert "left to other turns" not in again.stdout
 
 
 @pytest.mark.parametrize(
