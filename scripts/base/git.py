@@ -1,8 +1,8 @@
 """The one way to git, over GitPython, with the user's configuration shut out.
 
 No system, global or ambient setting reaches a command: no am.threeWay, hooks, signing, autocrlf, diff
-drivers or GIT_* variables. The folder above a repository is git's ceiling, because git would otherwise walk
-up into somebody else's.
+drivers or GIT_* variables. Before the first command that writes, the repository's top level is checked:
+git would otherwise walk up into somebody else's, or go where its configuration points.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class Repository:
     def __init__(self, root: Path, error: type[BuildError]) -> None:
         self.root = root.resolve()
         self._error = error
+        self._is_own = False  # not known yet
         self._git = gitpython.Git(str(self.root))
         self._git.update_environment(**_environment(), GIT_CEILING_DIRECTORIES=str(self.root.parent))
 
@@ -123,8 +124,9 @@ class Repository:
         return status == 0 and Path(out).resolve() == self.root
 
     def _require_own(self, command: str) -> None:
-        """Refuse to write where no repository is. In a broken one git stops: its ceiling is above."""
-        if not (self.root / ".git").exists():
+        """Refuse to write where no repository is, or another's. Git is asked once, before the first write."""
+        self._is_own = (self._is_own and (self.root / ".git").exists()) or self.is_top_level()
+        if not self._is_own:
             raise self._error(
                 f"{self.root} is not the top level of a git repository: git {command} would act on "
                 "another one."

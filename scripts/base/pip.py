@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import ssl
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
 from unearth import PackageFinder
 from unearth.fetchers import PyPIClient
 
@@ -38,7 +40,10 @@ _VARIABLES = {"cert": "SSL_CERT_FILE", "timeout": "UV_HTTP_TIMEOUT"}
 _OF_NO_ACCOUNT = {
     *("disable-pip-version-check", "no-python-version-warning", "no-warn-script-location", "progress-bar"),
     *("require-virtualenv", "root-user-action", "quiet", "no-color", "no-input", "retries"),
+    *("cache-dir", "no-cache-dir", "config-file"),
 }
+_LEAST = Version("0.9")  # uv's release that takes these options
+_OWN = {"UV_CACHE_DIR", "UV_LINK_MODE"}  # of uv's variables those that change no choice of packages
 
 
 def making(python: str | Path, root: Path) -> list[str | Path]:
@@ -77,14 +82,30 @@ def _uv() -> tuple[list[str | Path], list[str]]:
     """Uv, and as its options pip's configuration; both empty where it is not there or does not serve."""
     beside = Path(sys.executable).with_name("uv")
     program = beside if beside.exists() else shutil.which("uv")
-    if program is None:
+    if program is None or not _serves(program):
         return [], []
     settings = _settings(_listing())
+    if bundle := os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"):
+        settings.setdefault("cert", bundle)  # which pip takes where it is configured with none
     options = _told(settings)
     if options is None:
         return [], []
-    variables = [f"{name}={settings[key]}" for key, name in _VARIABLES.items() if key in settings]
-    return [*(("env", *variables) if variables else ()), program, "--no-config"], options
+    variables = [
+        word for name in os.environ if name.startswith("UV_") and name not in _OWN for word in ("-u", name)
+    ]
+    variables += ["UV_SYSTEM_CERTS=1"]  # as pip
+    variables += [f"{name}={settings[key]}" for key, name in _VARIABLES.items() if key in settings]
+    return ["env", *variables, program, "--no-config"], options
+
+
+def _serves(program: str | Path) -> bool:
+    """Whether a uv starts, and is not too old."""
+    try:
+        told = run([program, "--version"], error=UpstreamError, what="uv does not start")
+    except UpstreamError:
+        return False
+    version = re.match(r"uv (\d+(?:\.\d+)+)", told)
+    return version is not None and Version(version[1]) >= _LEAST
 
 
 def _told(settings: Mapping[str, str]) -> list[str] | None:
@@ -118,7 +139,7 @@ def _settings(listing: str, command: str = "install") -> dict[str, str]:
 
 
 def _is_on(value: str) -> bool:
-    return value.lower() in ("1", "true", "yes", "on")
+    return value.lower() in ("1", "true", "yes", "on", "y", "t")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def site(env: Environment, folder: Path, name: str, requirements: list[str]) -> 
     """Packages for the environment's Python, beside it and without their dependencies: it is the wheels' own.
 
     Raises:
-        ToolchainError: pip failed.
+        ToolchainError: an install failed.
     """
     place = folder / f"{name}-{env.tag}-{hashlib.sha256(repr(requirements).encode()).hexdigest()[:8]}"
     if not place.is_dir():
@@ -66,7 +66,7 @@ def beside(client: str, tools: Toolchain, folder: Path) -> tuple[Path, Path]:
     """A client's packages, and a folder with a driver library that finds no GPU.
 
     Raises:
-        ToolchainError: pip failed.
+        ToolchainError: an install failed.
         CompileError: the C++ compiler failed.
     """
     console.step(f"Installing {client} (some GB the first time)")

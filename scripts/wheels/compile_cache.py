@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scripts.wheels.kernels import Compilation, Unit
     from scripts.wheels.toolchain import Toolchain
 
-_PATIENCE = 300  # seconds, which only a server that hangs takes; an idle machine's answers in one
+_PATIENCE = 60  # seconds, which only a server that hangs takes, or a very busy machine
 _SHARES_FROM = Version(
     "0.18"
 )  # the sccache that keeps several machine targets of one PTX (its issues 2722, 2811)

@@ -92,7 +92,8 @@ def _states(root: Path) -> Iterator[_State]:
     for commit in repository.run(*changed, writes=False).split():
         for pin, series in pins(repository.find(f"{commit}:wheel_matrix.toml") or b""):
             listed = (repository.find(f"{commit}:{series}/{listing.LISTING}") or b"").decode("utf-8")
-            names = [name for line in listed.splitlines() if (name := listing.name_in(line))]
+            if not (names := [name for line in listed.splitlines() if (name := listing.name_in(line))]):
+                continue
             read = functools.partial(_read, repository, f"{commit}:{series}")
             yield _State(f"commit {commit[:12]}", pin, names, read)
 

@@ -110,7 +110,7 @@ def _probe(binary: Path, target: Target, marker: Path) -> dict[str, Any]:
     if facts["torch"].split("+")[0] != target.reference_torch or facts["cuda"] != target.cuda:
         built = f"CUDA {facts['cuda']}" if facts["cuda"] else "the CPU alone"
         raise ToolchainError(
-            f"pip installed torch {facts['torch']}, built for {built}; target {target.name} needs torch "
+            f"torch {facts['torch']} was installed, built for {built}; target {target.name} needs torch "
             f"{target.reference_torch} for CUDA {target.cuda}. A local index or find-links in pip's "
             "configuration may offer another build (pip config list)."
         )

@@ -36,7 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = []
     for item in items:
         in_turn = item.get_closest_marker("in_turn")
-        if in_turn and not is_turn(*in_turn.args):
+        of_release = item.get_closest_marker("release") and not config.getoption("--every-turn")
+        if of_release or (in_turn and not is_turn(*in_turn.args)):
             left_out.append(item)
     items[:] = [item for item in items if item not in left_out]
     config.stash[_LEFT] = left_out
@@ -46,13 +47,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say what was left to other turns."""
     left_out = config.stash.get(_LEFT, [])
-    if not left_out or not config.getoption("--all-cases"):
+    if not left_out or not (config.getoption("--all-cases") or "passed" not in terminalreporter.stats):
         return
-    terminalreporter.section(f"left to other turns: {len(left_out)} cases")
+    terminalreporter.section(f"left to other turns: {len(left_out)} cases; --every-turn runs them")
     for item in left_out:
         marker = item.get_closest_marker("in_turn")
-        turns = ", ".join(map(str, marker.args)) if marker else ""
-        terminalreporter.write_line(f"turn {turns}: {item.nodeid}")
+        turns = f"turn {', '.join(map(str, marker.args))}" if marker else "left to a release"
+        terminalreporter.write_line(f"{turns}: {item.nodeid}")
 
 
 def _turns(config: pytest.Config) -> Callable[..., bool]:

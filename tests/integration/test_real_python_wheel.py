@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -19,7 +20,7 @@ from scripts.base.errors import NotVerified
 from scripts.base.layout import cache
 from scripts.series import model, tree
 from scripts.source import matrix, sdist, upstream
-from scripts.wheels import contents, python_wheel
+from scripts.wheels import companions, contents, python_wheel
 from scripts.wheels import wheel as packing
 from tests.integration.turns import parts
 from tests.integration.wheels import scripts
@@ -131,14 +132,38 @@ def verify(wheel: Path, *chosen: str) -> subprocess.CompletedProcess[str]:
     return scripts("verify", wheel, *(f"--pytest={word}" for word in chosen))
 
 
+def test_the_static_half_of_its_suite_passes(wheel: Path) -> None:
+    done = verify(wheel, "-m", "not gpu", "-k", "not architectures")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def noted() -> int:
+    """How many kernels are known to compile, on this machine."""
+    return sum(path.is_file() for path in layout.cache("flash-attn-4-compiles").glob("*/*"))
+
+
 @parts([1, 3, 5, 7, 9])
 def test_kernels_that_the_gpu_half_of_its_suite_calls_compile(wheel: Path, part: str) -> None:
-    """The static half passes beside. Cases of the GPU half count as not run; each turn takes a part of them."""
+    """Cases of the GPU half count as not run; each turn takes a part of them."""
     done = verify(wheel, "--part", part)
     assert done.returncode == NotVerified.exit_code, done.stdout + done.stderr  # all compile
     (count,) = re.findall(
         r"NOT VERIFIED: (\d+) GPU cases not run, no CUDA device; their kernels compile", done.stdout
     )
     assert int(count) > 1200 // PARTS
-    noted = [path for path in layout.cache("flash-attn-4-compiles").glob("*/*") if path.is_file()]
-    assert len(noted) > 600 // PARTS, "what compiled is noted for the next run"
+
+
+@pytest.mark.release
+def test_the_whole_suite_s_kernels_compile_and_are_noted(wheel: Path) -> None:
+    """Behind the parts, which noted what they compiled."""
+    done = verify(wheel)
+    assert done.returncode == NotVerified.exit_code, done.stdout + done.stderr
+    proof = json.loads(companions.proof(wheel).read_text())
+    outcomes = Counter((case["outcome"], case.get("reason", "")) for case in proof["cases"].values())
+    not_run = {reason: count for (outcome, reason), count in outcomes.items() if outcome == "not run"}
+    assert not_run == {"not run: no CUDA device; their kernels compile": proof["counts"]["not run"]}
+    assert proof["counts"]["not run"] > 1200, "cases of the GPU half"
+    assert "failed" not in proof["counts"]
+    kernels = proof["kernels"]
+    assert kernels["compiled"] + kernels["remembered"] == kernels["asked_for"] > 600
+    assert noted() >= kernels["asked_for"], "what compiled is noted for the next run"

@@ -67,13 +67,13 @@ def _listed(repository: Repository) -> set[str]:
 
 def _require_own_modules(copy: Path) -> None:
     """An environment may have the checkout's ``scripts`` installed, which must not be what is tested."""
-    status, said = run([sys.executable, "-c", "import scripts; print(scripts.__file__)"], copy, 60)
+    status, said = run([sys.executable, "-c", "import scripts; print(scripts.__file__)"], copy, 600)
     if status != 0 or not Path(said.strip()).is_relative_to(copy):
         raise UsageError(f"scripts would not be imported from {copy}: {said.strip()}")
 
 
 def run(words: Sequence[str], copy: Path, limit: float) -> tuple[int, str]:
-    """Run a program in the copy; its status, and what it said. It ends with us, however we end.
+    """Run a program in the copy; its status, and what it said. It ends when we do.
 
     Raises:
         UsageError: it takes more than so many seconds.

@@ -3,8 +3,9 @@
     python -m tests.mutations.run [NAME…] [--list] [--ring unit|path|emulated]
 
 ``mutations.toml`` has the mistakes. Each is made in a copy of this checkout, files that are not committed
-included, so nothing here ever changes. The copy lies in build/mutations and goes at the end; that of a run
-that was killed goes when the next begins. Before the first mistake the same tests must pass.
+included, so no file that git knows changes here. The copy lies in build/mutations, shares build/env, and goes at
+the end; that of a run that was killed goes when the next begins. Before the first mistake the same tests must
+pass. No ring of tests runs this: it takes minutes for the unit tests, and an hour for kernels.
 
 Exit status: 0 every mistake was noticed, 1 some was not, 130 interrupted. Another says that a mistake could
 not be made, or its tests not be run.
@@ -157,12 +158,19 @@ def main(words: Sequence[str], root: Path = layout.ROOT, mutations: Path = table
             for name, mutation in chosen.items():
                 _row(mutation.ring, mutation.kind, name, mutation.keeps)
             return 0
+        if not chosen:
+            raise UsageError(
+                f"none of the mutations named is of the ring {options.ring}; --list tells the rings."
+            )
         return int(try_all(root, chosen) > 0)
+    except OSError as e:
+        console.error(f"{e.filename or 'a file of the copy'}: {e.strerror or e}.")
+        return UsageError.exit_code
     except BuildError as e:
         console.error(str(e))
         return e.exit_code
     except KeyboardInterrupt:
-        console.error("interrupted; nothing was changed here.")
+        console.error("interrupted; no file that git knows was changed here.")
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,9 @@ from scripts.base import pip
 CONFIGURED = """\
 global.cert='/etc/certificates.pem'
 global.index-url='https://index.example.org/one'
+global.extra-index-url='https://index.example.org/two'
+global.trusted-host='index.example.org'
+global.constraint='/constraints.txt'
 install.find-links='/wheels /others'
 download.find-links='/never'
 :env:.default-timeout='180'
@@ -20,12 +24,16 @@ download.find-links='/never'
 """
 
 
-def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, *, uv: bool = True) -> None:
+def configured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, *, uv: str = "uv 0.9.1"
+) -> None:
     """A machine whose pip is configured so, with a uv beside its Python or without any."""
     python = tmp_path / "bin/python"
     python.parent.mkdir()
     if uv:
-        (python.parent / "uv").touch()
+        program = python.parent / "uv"
+        program.write_text(f"#!/bin/sh\necho {uv}\n")
+        program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(pip, "_listing", lambda: listing)
@@ -33,27 +41,35 @@ def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, *,
 
 def test_uv_installs_from_where_pip_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     configured(monkeypatch, tmp_path, CONFIGURED)
-    words = list(map(str, pip.installing("/env/bin/python", "--no-deps", "torch==2.11.0")))
-    assert words[:3] == ["env", "SSL_CERT_FILE=/etc/certificates.pem", "UV_HTTP_TIMEOUT=180"]
-    assert words[3:8] == [str(tmp_path / "bin/uv"), "--no-config", "pip", "install", "--python"]
-    assert " ".join(words[8:]) == (
-        "/env/bin/python --index-strategy unsafe-best-match --default-index https://index.example.org/one "
-        "--find-links /wheels --find-links /others --no-deps torch==2.11.0"
+    for name in [name for name in os.environ if name.startswith("UV_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/etc/never.pem")  # pip is configured with another
+    monkeypatch.setenv("UV_TORCH_BACKEND", "cpu")  # which would choose another torch
+    uv = f"env -u UV_TORCH_BACKEND UV_SYSTEM_CERTS=1 SSL_CERT_FILE=/etc/certificates.pem UV_HTTP_TIMEOUT=180 {tmp_path}/bin/uv --no-config"
+    words = map(str, pip.installing("/env/bin/python", "--no-deps", "torch==2.11.0"))
+    assert " ".join(words) == (
+        f"{uv} pip install --python /env/bin/python --index-strategy unsafe-best-match "
+        "--default-index https://index.example.org/one --extra-index-url https://index.example.org/two "
+        "--find-links /wheels --find-links /others --allow-insecure-host index.example.org "
+        "--constraint /constraints.txt --no-deps torch==2.11.0"
     )
-    assert "/env" in pip.making("/bin/python3", Path("/env"))[-1].as_posix()  # type: ignore[union-attr]
+    made = map(str, pip.making("/bin/python3", Path("/env")))
+    assert " ".join(made) == f"{uv} venv --quiet --python /bin/python3 /env"
 
 
 @pytest.mark.parametrize(
     ("listing", "uv"),
     [
-        ("", False),
-        ("global.proxy='http://proxy.example.org'\n", True),
-        ("install.require-hashes='1'\n", True),
+        ("", ""),
+        ("", "uv 0.8.22"),
+        ("", "pyenv: uv: command not found"),
+        ("global.proxy='http://proxy.example.org'\n", "uv 0.9.1"),
+        ("install.require-hashes='1'\n", "uv 0.9.1"),
     ],
-    ids=["no uv", "a proxy", "hashes"],
+    ids=["no uv", "an old uv", "a shim", "a proxy", "hashes"],
 )
 def test_pip_installs_where_uv_is_not_there_or_cannot_be_told_all(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, uv: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, uv: str
 ) -> None:
     configured(monkeypatch, tmp_path, listing, uv=uv)
     python = str(tmp_path / "bin/python")
@@ -77,6 +93,7 @@ def test_an_environment_is_made_installed_into_and_looked_at(
     from tests.unit.index_wheels import CUDA, make
 
     wheel = make(tmp_path / "dist", CUDA)
+    assert pip._uv()[0], "no uv, or a setting that it cannot be told"
     if way == "pip":
         monkeypatch.setattr(pip, "_uv", lambda: ([], []))
     root = tmp_path / "env"

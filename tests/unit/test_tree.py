@@ -126,13 +126,43 @@ def test_applying_inside_another_repository_leaves_that_one_alone(make_series: M
     assert "does not have any commits" in untouched.stderr
 
 
-def test_a_folder_that_is_no_repository_is_never_written_through(tmp_path: Path) -> None:
-    """Git walks up to the enclosing repository; a command that writes must not."""
+def nothing(inner: Path) -> None: ...
+
+
+def empty(inner: Path) -> None:
+    (inner / ".git").mkdir()
+
+
+def of_another_folder(inner: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(inner)], check=True)
+    worktree = ("config", "core.worktree", str(inner.parent))
+    subprocess.run(["git", "-C", str(inner), *worktree], check=True)
+
+
+@pytest.mark.parametrize("parent", ["plain", "with:colon"])  # which ends a folder in git's list of ceilings
+@pytest.mark.parametrize("git", [nothing, empty, of_another_folder])
+def test_a_folder_that_is_no_repository_is_never_written_through(
+    parent: str, git: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Git walks up to the enclosing repository, or to the folder that is configured; a command that writes must not."""
+    inner = tmp_path / parent / "inner"
+    inner.mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet", str(inner.parent)], check=True)
+    git(inner)
+    for write in (Repository(inner, SeriesError).run, Repository(inner, SeriesError).attempt):
+        with pytest.raises(SeriesError, match="is not the top level of a git repository"):
+            write("add", "--all")
+
+
+def test_a_repository_that_is_gone_is_written_through_no_more(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     inner = tmp_path / "inner"
     inner.mkdir()
+    repository = Repository.create(inner, SeriesError)
+    repository.run("add", "--all")
+    shutil.rmtree(inner / ".git")
     with pytest.raises(SeriesError, match="is not the top level of a git repository"):
-        Repository(inner, SeriesError).run("add", "--all")
+        repository.run("add", "--all")
 
 
 def test_a_finished_tree_is_taken_again_and_a_changed_one_refused(
@@ -406,9 +436,11 @@ def test_an_interruption_at_the_end_of_apply_loses_no_commit(
     assert repository.resolve("HEAD") == applied.commit
 
 
-def test_a_file_written_while_it_is_built_from_is_noticed(applied: tree.Tree, tmp_path: Path) -> None:
-    for _ in range(2):  # made, and taken as it is
-        applied.check_unchanged()
+def test_a_file_written_while_it_is_built_from_is_noticed(
+    series: model.Series, applied: tree.Tree, tmp_path: Path
+) -> None:
+    apply(series, tmp_path / "made").check_unchanged()
+    apply(series, tmp_path / "made").check_unchanged()  # taken as it is
     header = applied.root / "csrc/flash_attn/src/fork.h"
     a_tick(tmp_path)
     (header.parent / ".fork.h.swp").touch()
@@ -608,7 +640,7 @@ lines = st.lists(
 subjects = st.from_regex(r"Add [a-z]{1,12}( [a-zäé'\"/:*]{1,9}){0,9}", fullmatch=True)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     edits=st.lists(
         st.tuples(subjects, st.dictionaries(names, lines, min_size=1)),

@@ -39,8 +39,11 @@ def test_a_shallow_clone_has_none(commits: Path, tmp_path: Path, monkeypatch: py
 
 
 def collected(case: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a file of these cases as one of tests/integration."""
+    """Run a file of these cases as one of tests/integration, in a repository of five commits."""
     conftest = (turns.ROOT / "tests/integration/conftest.py").read_text(encoding="utf-8")
+    conftest += (
+        f"\nfrom tests.integration import turns as those\nthose.ROOT = Path({str(folder / 'whole')!r})\n"
+    )
     (folder / "conftest.py").write_text(conftest, encoding="utf-8")
     (folder / "test_it.py").write_text(f"import pytest\nfrom tests.integration.turns import parts\n{case}")
     command = ["-m", "pytest", str(folder), "-c", os.devnull, f"--rootdir={folder}", *options]
@@ -50,25 +53,34 @@ def collected(case: str, folder: Path, *options: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("marker", ["in_turn", "in_turn()", f"in_turn(0, {turns.TURNS})"])
-def test_a_turn_that_never_comes_is_an_error(marker: str, tmp_path: Path) -> None:
+def test_a_turn_that_never_comes_is_an_error(marker: str, commits: Path, tmp_path: Path) -> None:
     done = collected(f"@pytest.mark.{marker}\ndef test_it(): pass\n", tmp_path, "--every-turn")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"name turns from 0 to {turns.TURNS - 1}" in done.stderr
 
 
-def test_a_run_takes_one_part_and_tells_what_it_leaves_to_other_turns(tmp_path: Path) -> None:
+def test_a_run_takes_one_part_and_tells_what_it_leaves_to_other_turns(commits: Path, tmp_path: Path) -> None:
     every = f"@parts([*range({turns.TURNS})])\ndef test_it(part): print('took', part)\n"
     done = collected(every, tmp_path, "--all-cases", "-s")
-    own = turns.turn(turns.TURNS)
+    own, others = 5, turns.TURNS - 1  # after five commits
     assert f"took {own + 1}/{turns.TURNS}" in done.stdout
-    assert "1 passed, 9 deselected" in done.stdout
-    assert "left to other turns: 9 cases" in done.stdout
+    assert f"1 passed, {others} deselected" in done.stdout
+    assert f"left to other turns: {others} cases" in done.stdout
     for turn in {*range(turns.TURNS)} - {own}:
         assert f"turn {turn}: test_it.py::test_it[{turn + 1}/{turns.TURNS}]" in done.stdout
-    for options, counts in ((["--every-turn"], "10 passed"), ([], "10 deselected")):
-        again = collected(every, tmp_path, *options)
-        assert counts in again.stdout
-        assert "left to other turns" not in again.stdout
+    whole = collected(every, tmp_path, "--every-turn")
+    assert f"{turns.TURNS} passed" in whole.stdout
+    assert "left to other turns" not in whole.stdout
+    alone = collected(every, tmp_path)
+    assert f"left to other turns: {turns.TURNS} cases; --every-turn runs them" in alone.stdout
+
+
+def test_what_only_a_release_runs_takes_no_turn(commits: Path, tmp_path: Path) -> None:
+    case = "@pytest.mark.release\ndef test_it(): pass\n"
+    assert "1 passed" in collected(case, tmp_path, "--every-turn").stdout
+    done = collected(case, tmp_path, "--all-cases")
+    assert "1 deselected" in done.stdout
+    assert "left to a release: test_it.py::test_it" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -85,4 +97,5 @@ def test_every_turn_takes_what_no_turn_leaves_out(options: tuple[str, ...], clie
         text=True,
         check=True,
     )
-    assert {name for name in ("[sglang]", "[vllm]") if name in done.stdout} == clients
+    chosen = [line for line in done.stdout.splitlines() if line.startswith("tests/integration/")]
+    assert {name for name in ("[sglang]", "[vllm]") if any(name in line for line in chosen)} == clients
