@@ -93,7 +93,7 @@ def check(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=[DEVELOPER_ENVIRONMENT])
 def tests(session: nox.Session) -> None:
-    """Run the unit tests and one real path to a wheel: ten minutes, no GPU. --all-cases: as .ci/run does."""
+    """Run the unit tests and one real path to a wheel; no GPU needed. --all-cases: what .ci/run does."""
     pytest = ("python", "-m", "pytest")
     if not {"--all-cases", "--every-turn"}.issuperset(session.posargs):
         _run(session, DEVELOPER_ENVIRONMENT, *pytest, *session.posargs)

@@ -123,7 +123,10 @@ def main(words: list[str]) -> int:
         "--every-turn", action="store_true", help="the runs took all turns, and too long is an error"
     )
     options = parser.parse_args(words)
-    runs = [Run.read(path) for path in options.runs]
+    try:
+        runs = [Run.read(path) for path in options.runs]
+    except (OSError, ValueError, KeyError) as e:
+        parser.error(f"not what --times wrote: {e!r}; run the tests with -p tests.times --times FILE")
     print(f"Seconds by file, longest first ({', '.join(map(str, options.runs))} have those of each test):")
     print("\n".join(table(runs)))
     seconds = options.seconds or sum(run.seconds for run in runs)

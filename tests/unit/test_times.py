@@ -107,6 +107,18 @@ def test_a_ring_is_what_runs_each_time_and_the_longest_turn(
     assert "The ring ci took 1910 s" in said
 
 
+@pytest.mark.parametrize("content", [None, "{", "{}"], ids=["absent", "cut off", "of something else"])
+def test_a_file_that_is_no_run_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        times.main(["ci", str(tmp_path / "run.json")])
+    assert ended.value.code == 2
+    assert "not what --times wrote" in capsys.readouterr().err
+
+
 def test_a_run_says_of_which_format_it_is(tmp_path: Path) -> None:
     times.Run(1.0, {}, {}).write(tmp_path / "run.json")
     assert json.loads((tmp_path / "run.json").read_text())["format"] == times.FORMAT
