@@ -28,7 +28,7 @@ FORMAT = 1
 # compiles empty, and what is downloaded there. CONTRIBUTING.md tells what is in which.
 LIMITS = {"tests": 600, "ci": 1800}
 WARNS, FAILS = 1.1, 1.5  # times the limit
-REFERENCE = 0.22  # seconds that :func:`slowness` counts for on such a core
+REFERENCE = 0.11  # seconds that :func:`slowness` counts for on such a core
 _SHOWN = 12  # files, of those that took longest
 _TURNS = "in_turn"
 

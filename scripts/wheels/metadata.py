@@ -103,6 +103,8 @@ def _requirements(root: Path, target: Target) -> list[str]:
     own = [tvm_ffi.REQUIREMENT]
     if any(release in SpecifierSet(target.torch) for release in tvm_ffi.TORCH_WITHOUT_EXCHANGE):
         own.append(tvm_ffi.EXCHANGE)
+    if any(release in SpecifierSet(target.torch) for release in tvm_ffi.TORCH_OF_OLD_ABI):
+        own.append(tvm_ffi.COMPILER)
     return [f"torch{target.torch}" if name == "torch" else name for name in listed] + own
 
 

@@ -19,6 +19,10 @@ LIBRARY = "libtvm_ffi.so"
 # Earlier releases of torch have no exchange of tensors in C: this package brings it.
 EXCHANGE = "torch-c-dlpack-ext>=0.1.5"
 TORCH_WITHOUT_EXCHANGE = ("2.4.0", "2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1")
+# The ones among them of the C++ ABI before C++11, for which apache-tvm-ffi compiles that when it is imported.
+# torch compiles with this package, and asks for it on Python 3.12 and later alone.
+COMPILER = "setuptools>=65"
+TORCH_OF_OLD_ABI = ("2.4.0", "2.5.1", "2.6.0")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from scripts.series import model, tree
 from scripts.source import matrix, sdist, upstream
 from scripts.wheels import companions, contents, python_wheel
 from scripts.wheels import wheel as packing
-from tests.integration.turns import parts
+from tests.integration.turns import TURNS, parts
 from tests.integration.wheels import scripts
 
 pytestmark = pytest.mark.network
@@ -122,7 +122,7 @@ def test_a_second_builder_is_told_where_bytes_differ(wheel: Path, tmp_path: Path
     assert "extra.py" in done.stderr
 
 
-PARTS = 5
+PARTS = TURNS
 
 
 def verify(wheel: Path, *chosen: str) -> subprocess.CompletedProcess[str]:
@@ -142,7 +142,7 @@ def noted() -> int:
     return sum(path.is_file() for path in layout.cache("flash-attn-4-compiles").glob("*/*"))
 
 
-@parts([1, 3, 5, 7, 9])
+@parts([*range(PARTS)])
 def test_kernels_that_the_gpu_half_of_its_suite_calls_compile(wheel: Path, part: str) -> None:
     """Cases of the GPU half count as not run; each turn takes a part of them."""
     done = verify(wheel, "--part", part)

@@ -18,6 +18,7 @@ from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import kernel_set, matrix, releases, upstream
 from scripts.wheels import build, compiling, kernels, toolchain
+from tests.integration.turns import TURNS
 
 pytestmark = pytest.mark.network
 
@@ -54,7 +55,13 @@ def test_the_table_has_every_release_of_the_matrix() -> None:
         assert all("unknown" not in sha256 for sha256 in loaded.releases.values())
 
 
-@pytest.mark.parametrize(("name", "version"), [(name, version) for name in KNOWN for version in KNOWN[name]])
+FORECASTS = [(name, version) for name in KNOWN for version in KNOWN[name]]
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [pytest.param(*case, marks=pytest.mark.in_turn(at % TURNS)) for at, case in enumerate(FORECASTS)],
+)
 def test_the_forecast_is_the_one_that_is_known(name: str, version: str, tmp_path: Path) -> None:
     loaded = MATRIX.of(name)
     places = (NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST)
@@ -113,9 +120,21 @@ def test_our_headers_are_formatted(checkout: upstream.Checkout, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
 
 
+# Releases, and the turns that move the series there.
+REBASED = {
+    "2.8.3.post2": range(0, TURNS, 2),
+    "2.8.3.post1": range(0, TURNS, 2),
+    "2.8.2": range(1, TURNS, 2),
+}
+
+
 @pytest.fixture(
     scope="module",
-    params=[v for v in ("2.8.3.post2", "2.8.3.post1", "2.8.2") if v != MATRIX.upstream.version],
+    params=[
+        pytest.param(version, marks=pytest.mark.in_turn(*turns))
+        for version, turns in REBASED.items()
+        if version != MATRIX.upstream.version
+    ],
 )
 def rebased(
     request: pytest.FixtureRequest, checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory
