@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from scripts.base.errors import BuildError
@@ -30,6 +33,31 @@ def tied(command: Sequence[str | Path]) -> list[str]:
     words = [str(part) for part in command]
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--", *words] if setpriv else words
+
+
+@contextmanager
+def interrupts_later() -> Iterator[Callable[[], None]]:
+    """Let Ctrl-C and SIGTERM wait until what is given is called, or the block is left.
+
+    A program that is started and not yet known by anything that would end it outlives an interrupt between the
+    two. A thread other than the main one gets no signals.
+    """
+    came: list[int] = []
+    waiting = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if waiting else ()
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+
+    def now() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: one that Python did not set
+        before.clear()
+        if came:
+            os.kill(os.getpid(), came.pop(0))
+
+    try:
+        yield now
+    finally:
+        now()
 
 
 def last_lines(text: str, count: int = _SHOWN_LINES) -> str:

@@ -24,7 +24,7 @@ from ninja import ninja_syntax
 
 from scripts.base import console, files, layout
 from scripts.base.errors import CompileError
-from scripts.base.process import last_lines, quoted
+from scripts.base.process import interrupts_later, last_lines, quoted
 from scripts.series.tree import Snapshot
 from scripts.source import matrix
 from scripts.wheels import compile_cache, toolchain
@@ -132,24 +132,26 @@ def running_ninja(
     """
     with log.open("w", encoding="utf-8") as file:
         file.write(f"$ {quoted(command)}\n")
-    process = subprocess.Popen(
-        command,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)  # SIGINT may be ignored by what runs below it
-                process.wait()
-            for unit in units:
-                unit.target.with_name(unit.target.name + ".part").unlink(missing_ok=True)
+    with interrupts_later() as interrupts_now:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        with process:
+            try:
+                interrupts_now()
+                yield process
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)  # SIGINT may be ignored by what runs below it
+                    process.wait()
+                for unit in units:
+                    unit.target.with_name(unit.target.name + ".part").unlink(missing_ok=True)
 
 
 def compile_alone(root: Path, path: str) -> Path:
