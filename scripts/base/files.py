@@ -39,6 +39,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, text: str) -> None:
+    """Replace a file's content by a text: see :func:`write_bytes`."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file's content: written aside, then renamed; nothing stays behind when that fails.
 
     A pipe or a device is written to as it is. So is everything under /dev and /proc: /dev/stdout names the
@@ -49,11 +54,11 @@ def write(path: Path, text: str) -> None:
     """
     is_special = path.exists() and not path.is_file() and not path.is_dir()
     if is_special or path.absolute().parts[1] in ("dev", "proc"):
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         return
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(content)
         part.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error

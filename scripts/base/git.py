@@ -145,9 +145,10 @@ class Repository:
             )
         return str(out)
 
-    def raw(self, *arguments: str) -> bytes:
+    def raw(self, *arguments: str, stdin: Path | None = None) -> bytes:
         """The bytes that a git command that writes nothing prints."""
-        status, out, err = self._execute(*arguments, raw=True)
+        with stdin.open("rb") if stdin else nullcontext() as stream:
+            status, out, err = self._execute(*arguments, raw=True, stdin=stream)
         if status != 0:
             raise self._error(
                 f"{quoted(['git', '-C', str(self.root), *arguments])} exited with "

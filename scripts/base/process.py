@@ -39,8 +39,8 @@ def tied(command: Sequence[str | Path]) -> list[str]:
 def interrupts_later() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C and SIGTERM wait until what is given is called, or the block is left.
 
-    A program that is started and not yet known by anything that would end it outlives an interrupt between the
-    two. A thread other than the main one gets no signals.
+    A program that has started outlives an interrupt that comes before anything knows of it that would end it.
+    A thread other than the main one gets no signals.
     """
     came: list[int] = []
     waiting = threading.current_thread() is threading.main_thread()

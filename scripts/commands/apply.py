@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import console
 from scripts.commands import arguments
-from scripts.series import clone, model, places
+from scripts.series import clone
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     loaded = arguments.chosen(options)
-    count = None if options.to is None else model.read(places.of(loaded).patches).named(options.to) + 1
+    count = None if options.to is None else clone.series(loaded).named(options.to) + 1
     patches, applied = clone.apply(loaded, options.source, count=count, reset=options.reset)
     if options.json:
         names = [p.name for p in patches.patches]

@@ -11,7 +11,7 @@ from scripts.base.errors import UsageError
 from scripts.commands import arguments
 from scripts.lab import compare
 from scripts.lab.compare import KINDS, Difference
-from scripts.series import model, places
+from scripts.series import clone
 from scripts.source import kernel_set, matrix, matrix_checks, matrix_tables
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     loaded = matrix.load(layout.MATRIX)
-    whole = model.read(places.of(loaded).patches)
+    whole = clone.series(loaded)
     first = whole.named(options.patch) if options.patch else len(whole.patches) - 1
     last = whole.named(options.through) if options.through else first
     if last < first:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, layout
 from scripts.base.errors import UsageError, VerifyError
 from scripts.commands import arguments
-from scripts.series import model, places
+from scripts.series import clone
 from scripts.source import matrix
 from scripts.wheels import doctor
 from scripts.wheels.doctor import Question
@@ -65,8 +65,8 @@ def _run(options: argparse.Namespace) -> None:
         not options.no_import,
         options.json,
     )
-    series = model.read(places.of(matrix.load(layout.MATRIX)).patches)
-    done = doctor.ask(series, question, layout.BUILD / "doctor")
+    own = clone.series(matrix.load(layout.MATRIX)).own
+    done = doctor.ask(own, question, layout.BUILD / "doctor")
     if options.json:
         try:
             console.result(json.loads(done.stdout))

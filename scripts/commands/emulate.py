@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         "--kernels",
         metavar="SET",
         type=arguments.kernel_choice,
-        help=f"as for build (default: {emulator.KERNELS}; with --through {emulator.PREFIX_KERNELS})",
+        help=f"as for build (default: {emulator.KERNELS})",
     )
     parser.add_argument(
         "--arch",
@@ -51,12 +51,6 @@ def add(commands: Any) -> None:
         choices=serving_clients.NAMES,
         help="an engine that serves models, installed beside: its own classes call the kernels",
     )
-    parser.add_argument(
-        "--through",
-        metavar="PATCH",
-        help="the series up to this patch (its place, or a part of its name), and the small cases of "
-        "tests/prefixes; they call kernels of the default set",
-    )
     arguments.add_jobs(parser, "compilers, then processes of tests, at once")
     arguments.add_source(parser)
     parser.add_argument(
@@ -66,23 +60,16 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    small = kernel_set.parse_kernels(emulator.PREFIX_KERNELS)
-    default = kernel_set.parse_kernels(emulator.KERNELS) if options.through is None else small
     asked = emulator.Emulation(
-        options.kernels or default,
+        options.kernels or kernel_set.parse_kernels(emulator.KERNELS),
         options.arch,
         options.python,
         options.source,
         options.jobs,
         tuple(options.pytest),
         options.client,
-        options.through,
     )
     if options.cpp and (options.pytest or options.python or options.client):
         raise UsageError("--cpp runs neither Python nor pytest; leave out --python, --pytest and --client.")
-    if options.through is not None and (options.cpp or options.client):
-        raise UsageError("--through has cases of its own; leave out --cpp and --client.")
-    if options.through is not None and not set(small) <= set(asked.kernels):
-        raise UsageError(f"--kernels: the cases of --through call {emulator.PREFIX_KERNELS}, bias included.")
     run = emulated_library.emulate if options.cpp else emulator.emulate
     run(matrix.load(layout.MATRIX), asked)

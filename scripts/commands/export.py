@@ -33,8 +33,8 @@ def _run(options: argparse.Namespace) -> None:
     every = arguments.every_chosen(options) if options.check else (arguments.chosen(options),)
     done = [_export(loaded, options) for loaded in every]
     if options.json:
-        written = [name for one in done for name in one.written]
-        console.result({"written": written, "removed": [name for one in done for name in one.removed]})
+        fields = ("written", "removed", "own_written", "own_removed")
+        console.result({field: [name for one in done for name in getattr(one, field)] for field in fields})
 
 
 def _export(loaded: Matrix, options: argparse.Namespace) -> export.Exported:
@@ -48,20 +48,30 @@ def _export(loaded: Matrix, options: argparse.Namespace) -> export.Exported:
             "or drop it (--abort) first."
         )
     with files.alone(layout.BUILD):
-        done = export.export(place.source, place.patches, check=options.check)
+        done = export.export(
+            place.source,
+            place.patches,
+            place.own,
+            package=loaded.upstream.package,
+            check=options.check,
+        )
     written = _files_in_words(done)
     console.done(
         f"{written}. Next: nox -s lint, nox -s guards, nox -s changes."
         if written
-        else f"{loaded.table.series} is what build/{place.source.name} says."
+        else f"{' and '.join(filter(None, (loaded.table.series, loaded.table.own)))} "
+        f"{'are' if loaded.table.own else 'is'} what build/{place.source.name} says."
     )
     return done
 
 
 def _files_in_words(done: export.Exported) -> str:
-    """The files of patches/ that were written and removed, in words; empty for none."""
+    """The patches and own files that were written and removed, in words; empty for none."""
     return "; ".join(
         f"{verb} {', '.join(names)}"
-        for verb, names in (("wrote", done.written), ("removed", done.removed))
+        for verb, names in (
+            ("wrote", (*done.written, *done.own_written)),
+            ("removed", (*done.removed, *done.own_removed)),
+        )
         if names
     )

@@ -12,7 +12,7 @@ from scripts.base import console, layout
 from scripts.base.errors import UpstreamError, UsageError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import forecast, model, move, places, upstream_words
+from scripts.series import clone, forecast, model, move, places, upstream_words
 from scripts.source import releases, upstream
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _Forecast:
 
 
 def _forecast(loaded: Matrix, options: argparse.Namespace) -> _Forecast:
-    patches = model.read(places.of(loaded).patches)
+    patches = clone.series(loaded)
     checkout = upstream.pinned(loaded.upstream, options.source)
     asked = options.versions or list(loaded.releases)
     git = Repository(layout.UPSTREAM, UpstreamError)

@@ -31,11 +31,12 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     every = arguments.every_chosen(options)
-    folders = {places.of(one).patches: one.upstream.package for one in every}
+    folders = {places.of(one).patches: (one.upstream.package, places.of(one).own) for one in every}
     if options.patches:
         folder = options.patches.resolve()
-        folders = {folder: folders.get(folder) if options.upstream is None else every[0].upstream.package}
-    problems = [problem for folder, package in folders.items() for problem in lint.check(folder, package)]
+        package = every[0].upstream.package if options.upstream else None
+        folders = {folder: folders.get(folder, (package, None))}
+    problems = [problem for folder, of in folders.items() for problem in lint.check(folder, *of)]
     if options.json:
         console.result([{"path": str(p.path), "line": p.line, "text": p.text} for p in problems])
     if problems:

@@ -12,7 +12,7 @@ from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import clone, landed, reach
+from scripts.series import clone, ground, landed, reach
 from scripts.source import kernel_set
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def _reach(options: argparse.Namespace) -> None:
         patch = patches.patches[place]
         repository = Repository(applied.root, SeriesError)
         commit = repository.commits(applied.base, applied.commit)[place]
-        reached = reach.reach(repository, applied.base, commit, patch, layout.ROOT)
+        base = ground.upstream_of(repository, applied.base)
+        reached = reach.reach(repository, base, commit, patch, layout.ROOT)
     words = ",".join(kernel_set.spell_kernels(reached.kernels)) if reached.kernels else ""
     by_target = {
         target.name: [k.name for k in target.kernels if k in reached.kernels] for target in loaded.targets

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.commands import arguments
-from scripts.series import model, move, places, rebase_state, rebase_status, tree, upstream_words
+from scripts.series import clone, move, places, rebase_state, rebase_status, tree, upstream_words
 from scripts.series.rebase import Rebase
 from scripts.source import releases, upstream
 from scripts.wheels.compiling import compile_alone
@@ -118,7 +118,7 @@ def _run_rebase(rebase: Rebase, loaded: Matrix, options: argparse.Namespace) -> 
             f"{stake}. Export it first ({places.command('export', place.source)}), or throw it away "
             f"({places.command('apply', place.source, '--reset')})."
         )
-    patches = model.read(place.patches)
+    patches = clone.series(loaded)
     checkout = upstream.pinned(loaded.upstream, options.source)
     release = releases.find(loaded, options.version, layout.UPSTREAM, layout.cache("sdist"), options.source)
     console.step(f"Rebase of {loaded.name} from {loaded.upstream.version} to {release.name} ({release.how})")

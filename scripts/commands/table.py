@@ -126,7 +126,7 @@ COMMANDS = (
     Command("rebase", "Move the series to another release of upstream", Group.SERIES, dependencies="guards"),
     Command("each", "Run a command after every patch", Group.SERIES, module="prefixes"),
     Command("bisect", "Find the first patch with which a command fails", Group.SERIES, module="prefixes"),
-    Command("timings", "Time the series' commands beside git am and quilt", Group.LAB),
+    Command("timings", "Time the series' commands beside git am", Group.LAB),
     Command("changes", "Render CHANGES.md from the patches", Group.SERIES),
     Command("lint", "Check the form of the patches", Group.SERIES),
 )

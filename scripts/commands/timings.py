@@ -1,4 +1,4 @@
-"""``timings``: the series' commands beside git am and quilt."""
+"""``timings``: the series' commands beside git am."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.commands import arguments
 from scripts.lab import series_times
-from scripts.series import model, places
+from scripts.series import clone
 from scripts.source import releases, upstream
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     loaded = arguments.chosen(options)
-    patches = model.read(places.of(loaded).patches)
+    patches = clone.series(loaded)
     checkout = upstream.pinned(loaded.upstream, options.source)
     newest = max((v for v in loaded.releases if v != loaded.upstream.version), key=Version)
     release = releases.find(loaded, newest, layout.UPSTREAM, layout.cache("sdist"), options.source)

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console, layout
-from scripts.base.errors import CompileError, UsageError, VerifyError
+from scripts.base.errors import CompileError, VerifyError
 from scripts.base.process import run
 from scripts.lab import serving_clients
-from scripts.series import clone, model, places
+from scripts.series import clone
 from scripts.source import upstream
 from scripts.wheels import (
     binaries,
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 SUITE = layout.ROOT / "tests/emulator"
 KERNELS = "hdim32,fp16"
-PREFIX_SUITE = layout.ROOT / "tests/prefixes"
-PREFIX_KERNELS = "hdim32,fp16,causal"  # a file of each pass
 FLAVOUR = replace(
     kernels.FORK,
     defines=("-DFORK_EMULATED",),
@@ -84,7 +82,6 @@ class Emulation:
     jobs: int | None  # compilers, then processes of tests, at once
     pytest: tuple[str, ...] = ()  # more arguments for it
     client: str | None = None  # an engine whose classes call the kernels; None: the suite that needs none
-    through: str | None = None  # the last patch, whose tree the small cases are for; None: the whole series
 
 
 def interpreter(tools: toolchain.Toolchain, folder: Path, *, torch: bool = True) -> list[Path]:
@@ -185,27 +182,6 @@ def _environment(
     }
 
 
-def _up_to(loaded: Matrix, options: Emulation, last: str) -> tuple[model.Series, Tree]:
-    """The series up to a patch, in a tree of its own.
-
-    Raises:
-        UsageError: it comes before the core.
-    """
-    whole = model.read(places.of(loaded).patches)
-    place = whole.named(last)
-    core = next(i for i, patch in enumerate(whole.patches) if any(map(_is_core, patch.files)))
-    if place < core:
-        raise UsageError(
-            f"--through {last}: {whole.patches[place].name} comes before {whole.patches[core].name}, "
-            "with which kernels can be called without a framework; name that patch or a later one."
-        )
-    return clone.apply(loaded, options.source, layout.BUILD / "emulator/source", count=place + 1)
-
-
-def _is_core(change: model.FileChange) -> bool:
-    return change.path.startswith(f"{kernels.CORE}/")
-
-
 def _upstream_tests(loaded: Matrix, options: Emulation) -> Path:
     """Upstream's own test file, for the cases that run it."""
     own = layout.BUILD / "emulator" / verify.UPSTREAM_TESTS.name
@@ -224,20 +200,17 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
     """
     target = loaded.default()
     python = options.python or toolchain.running_python()
-    if options.through is None:
-        _, applied = clone.apply(loaded, options.source)
-        suite, tests = SUITE, serving_clients.tests_of(options.client)
-        told = {"FORK_UPSTREAM_TESTS": str(_upstream_tests(loaded, options))}
-    else:
-        patches, applied = _up_to(loaded, options, options.through)
-        suite, tests = PREFIX_SUITE, [str(PREFIX_SUITE)]
-        told = {"FORK_PATCHES": "\n".join(patch.subject for patch in patches.patches)}
+    _, applied = clone.apply(loaded, options.source)
+    tests = serving_clients.tests_of(options.client)
     console.step(f"Toolchain for {target.name}, Python {python}")
     tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
-    env = {**_environment(tools, applied.root, folders, options), **told}
+    env = {
+        **_environment(tools, applied.root, folders, options),
+        "FORK_UPSTREAM_TESTS": str(_upstream_tests(loaded, options)),
+    }
     command = [str(tools.environment.python), "-m", "pytest", *tests]
-    command += ["-c", os.devnull, f"--rootdir={suite}", "-q", "-p", "no:cacheprovider"]
+    command += ["-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
     processes, _ = compiling.job_limit(options.jobs, _TESTS_BYTES)
     if processes > 1:
         command += ["-n", str(processes), "--dist", "worksteal"]

@@ -1,8 +1,7 @@
-"""How long the series' commands take, beside ``git am`` and ``quilt push -a`` on the same series and base."""
+"""How long the series' commands take, beside ``git am`` on the same series and base."""
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 import time
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.base.process import run
-from scripts.series import export, forecast, lint, tree
-from scripts.source import upstream
+from scripts.series import export, forecast, ground, lint, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from scripts.series.model import Series
+    from scripts.source import upstream
     from scripts.source.matrix_tables import Upstream
     from scripts.source.releases import Release
 
@@ -56,7 +54,7 @@ def measure(
     paths = [str(series.folder.resolve() / p.name) for p in series.patches]
 
     def base(folder: Path) -> None:
-        tree.make_base(folder / "source", pin, checkout)
+        ground.make_base(folder / "source", pin, checkout, series.own)
 
     def applied(folder: Path) -> None:
         tree.apply(series, pin, checkout, folder / "source")
@@ -64,31 +62,16 @@ def measure(
     def mail(folder: Path) -> None:
         Repository(folder / "source", SeriesError).run("am", "--quiet", *paths)
 
-    def plain(folder: Path) -> None:
-        upstream.materialise(pin, checkout, folder / "source")
-        shutil.copytree(series.folder, folder / "patches")
-
-    def quilt(folder: Path) -> None:
-        run(
-            ["quilt", "push", "-a", "-q"],
-            error=SeriesError,
-            what="quilt did not apply the series",
-            cwd=folder / "source",
-            env={"QUILT_PATCHES": str(folder / "patches")},
-        )
-
     return [
         Timing("apply: upstream's files, exactness, commits", _median(applied, build)),
         Timing("apply again: nothing changed", _median(applied, build, applied)),
         Timing("git am, on a base that is there", _median(mail, build, base)),
         Timing(
-            "quilt push -a, on files that are there",
-            _median(quilt, build, plain) if shutil.which("quilt") else None,
-        ),
-        Timing(
             "export --check",
             _median(
-                lambda folder: export.export(folder / "source", series.folder, check=True), build, applied
+                lambda folder: export.export(folder / "source", series.folder, series.own.folder, check=True),
+                build,
+                applied,
             ),
         ),
         Timing("lint", _median(lambda _: lint.check(series.folder), build)),

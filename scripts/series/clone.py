@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from scripts.source import matrix
 
 
+def series(loaded: matrix.Matrix) -> model.Series:
+    """An upstream's patches and our own files, as they lie in this clone."""
+    place = places.of(loaded)
+    return model.read(place.patches, place.own)
+
+
 def apply(
     loaded: matrix.Matrix,
     source: upstream.Source,
@@ -28,7 +34,7 @@ def apply(
 ) -> tuple[model.Series, tree.Tree]:
     """Apply an upstream's series, or its first patches, or one alone, telling what is done."""
     place = places.of(loaded)
-    whole = model.read(place.patches)
+    whole = series(loaded)
     patches = whole.only(only) if only else whole if count is None else whole.upto(count)
     checkout = upstream.pinned(loaded.upstream, source)
     part = f"{only}, of " if only else "" if patches == whole else f"the first {len(patches.patches)} of "
@@ -48,7 +54,7 @@ def apply(
 def standing(loaded: matrix.Matrix) -> tree.Tree | None:
     """The work tree of an upstream's series, where it is the series as patches/ has it."""
     place = places.of(loaded)
-    return tree.reusable(model.read(place.patches), loaded.upstream, place.source)
+    return tree.reusable(series(loaded), loaded.upstream, place.source)
 
 
 @contextmanager
@@ -57,7 +63,7 @@ def view(loaded: matrix.Matrix, source: upstream.Source) -> Iterator[tuple[model
 
     It is its own work tree where that is just the series, else a tree that goes again.
     """
-    patches = model.read(places.of(loaded).patches)
+    patches = series(loaded)
     if (there := standing(loaded)) is not None:
         yield patches, there
         return

@@ -16,6 +16,7 @@ from scripts.series import (
     compared,
     edit_state,
     export,
+    formatting,
     marker,
     model,
     move,
@@ -182,7 +183,7 @@ class Editing:
             repository.run("commit", "--quiet", "--amend", "--no-edit")
         head = repository.resolve("HEAD")
         try:
-            export.exported_patches(repository, parent, head)
+            formatting.exported_patches(repository, parent, head)
         except SeriesError as e:
             raise ActionNeeded(f"{e}\n  Amend it (git -C {self.root} commit --amend), then {refresh}.") from e
         return head
@@ -287,5 +288,5 @@ def _as_series(repository: Repository, base: str) -> model.Series:
     """The commits of a tree as patches, whatever patches/ holds."""
     with tempfile.TemporaryDirectory(prefix="fa2-edit-") as temporary:
         folder = Path(temporary) / "patches"
-        export.write_folder(folder, export.exported_patches(repository, base))
+        export.write_folder(folder, formatting.exported_patches(repository, base))
         return model.read(folder)

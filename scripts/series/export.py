@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import hashlib
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import compared, listing, marker, model, tree
+from scripts.series import compared, formatting, ground, listing, marker, model, tree
+from scripts.series import own as own_files
+from scripts.series.own import OwnFiles
 from scripts.series.places import command
 
 if TYPE_CHECKING:
@@ -23,68 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """File names in patches/ that an export wrote and removed."""
+    """What an export wrote and removed: names of patches, and our own files by their paths in the tree."""
 
     written: tuple[str, ...]
     removed: tuple[str, ...]
-
-
-def format_patches(repository: Repository, base: str, target: Path, tip: str = "HEAD") -> list[str]:
-    """Write the commits after ``base`` as canonical patches into ``target``; return their names in order.
-
-    A name is the subject's, without a number: the order is in ``series`` alone, so that a patch which comes,
-    goes or moves renames no other.
-
-    Raises:
-        SeriesError: a merge or an empty commit, which no patch can hold; two that would have one name.
-    """
-    for commit in repository.commits(base, tip):
-        about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
-        if re.match(r"\w+ (fixup|squash|amend)! ", about):
-            raise SeriesError(
-                f"{repository.root}: commit {about} is not folded into its patch yet: "
-                "git rebase -i --autosquash base"
-            )
-        if " " in repository.run("log", "-1", "--format=%P", commit, writes=False):
-            raise SeriesError(
-                f"{repository.root}: commit {about} is a merge; a series is a line (git rebase makes one)."
-            )
-        if not repository.run("diff-tree", "--no-commit-id", "--name-only", commit, writes=False):
-            raise SeriesError(f"{repository.root}: commit {about} changes no file; drop it (git rebase -i).")
-    options = [
-        "--zero-commit",
-        "--no-signature",
-        "--no-numbered",
-        "--no-renames",
-        "--diff-algorithm=histogram",
-        "--stat=72",
-    ]
-    options += [
-        "--no-attach",
-        "--no-thread",
-        "--no-add-header",
-        "--no-encode-email-headers",
-        "--no-full-index",
-        "--abbrev=12",
-    ]
-    options += ["--filename-max-length=100", f"--output-directory={target.resolve()}"]
-    out = repository.run("format-patch", *options, f"{base}..{tip}", writes=False)
-    return _without_numbers(repository, [Path(line) for line in out.splitlines()])
-
-
-def _without_numbers(repository: Repository, numbered: list[Path]) -> list[str]:
-    """Rename what git numbered; the names in order."""
-    names: list[str] = []
-    for path in numbered:
-        name = re.sub(r"^\d+-", "", path.name)
-        if name in names:
-            raise SeriesError(
-                f"{repository.root}: two commits would be {name}; give one of them another subject (git "
-                "rebase -i, and reword)."
-            )
-        path.replace(path.with_name(name))
-        names.append(name)
-    return names
+    own_written: tuple[str, ...] = ()
+    own_removed: tuple[str, ...] = ()
 
 
 def held(folder: Path) -> dict[str, bytes]:
@@ -154,26 +100,6 @@ def _differences(folder: Path, patches: dict[str, bytes]) -> list[str]:
     return different
 
 
-def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> dict[str, bytes]:
-    """The commits after ``base`` as patches, each of them well-formed.
-
-    Raises:
-        SeriesError: a commit's message lacks what a patch needs; it names the commit.
-    """
-    with tempfile.TemporaryDirectory(prefix="fa2-export-") as folder:
-        names = format_patches(repository, base, Path(folder), tip)
-        for name in names:
-            try:
-                model.parse_patch(Path(folder) / name)
-            except SeriesError as e:
-                fault = re.sub(r"^.*\.patch:\d+: ", "", str(e))
-                raise SeriesError(
-                    f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i "
-                    "and reword.)"
-                ) from e
-        return {name: (Path(folder) / name).read_bytes() for name in names}
-
-
 def _carry_over(repository: Repository, applied: Applied) -> str:
     """How to take one's own commits from a tree to the one that a new apply makes."""
     reset = command("apply", repository.root, "--reset")
@@ -184,61 +110,118 @@ def _carry_over(repository: Repository, applied: Applied) -> str:
     return f"Run {reset}, which keeps your commits, then {pick}"
 
 
-def export(root: Path, folder: Path, *, check: bool = False) -> Exported:
-    """Write the work tree's commits back to the folder.
+def export(
+    root: Path, folder: Path, own: Path | None = None, *, package: str | None = None, check: bool = False
+) -> Exported:
+    """Write the work tree's commits back to the folder, and what changed in our own files, committed or not.
 
     Args:
         root: the work tree.
         folder: patches/; written aside and swapped.
+        own: the folder of our own files; None: patches add them.
+        package: of a python upstream, its folder.
         check: write nothing, and raise where anything would change.
 
     Raises:
-        SeriesError: uncommitted changes, an operation in progress, no commits, a part of a series, patches
-            that
-            changed since the tree was applied; with ``check``, a difference.
+        SeriesError: uncommitted changes of upstream's files, an operation in progress, no commits, a part of
+            a series, patches or own files that changed since the tree was applied; with ``check``, a
+            difference.
     """
     repository = Repository(root, SeriesError)
     applied = _exportable(repository)
-    patches = exported_patches(repository, applied.base)
-    if not patches:
+    contents = _own_files(repository, applied, package) if own else None
+    if contents is None and (changed := compared.changes(repository)):
+        raise SeriesError(_uncommitted(root, changed))
+    there = formatting.split(repository, applied.base, contents)
+    if not there.patches:
         raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
     different = (
-        _differences(folder, patches)
+        _differences(folder, there.patches)
         if (folder / listing.LISTING).is_file()
         else [f"{listing.LISTING} is missing"]
     )
-    if not different:
-        _remember(repository, applied, folder, patches)
-        return Exported((), ())
-    current, known = model.digests(folder), applied.patches
-    moved = sorted(name for name in current.keys() | known.keys() if current.get(name) != known.get(name))
-    if check:
+    in_tree = OwnFiles(own, there.own)
+    merged = own_files.merge(applied.own, own_files.read(own).digests, in_tree.digests)
+    moved = _moved(applied, folder, there)
+    if check and (different or merged.changes):
+        told = ", ".join((*different, *(f"{in_tree.place(name)} differs" for name in merged.changes)))
         anew = f"Run {command('export', root)}, or {command('apply', root)}."
         way_out = f"{_carry_over(repository, applied)}." if moved else anew
-        raise SeriesError(f"{folder} is not what {root} says: {', '.join(different)}. {way_out}")
+        raise SeriesError(f"{folder} is not what {root} says: {told}. {way_out}")
+    _require_exportable(repository, applied, folder, moved, merged)
+    written = write_folder(folder, there.patches) if different else Exported((), ())
+    if own:
+        own_files.write_back(own, there.own, merged)
+    _remember(repository, applied, folder, there, own)
+    return replace(written, own_written=merged.write, own_removed=merged.remove)
+
+
+def _uncommitted(root: Path, changed: str) -> str:
+    return f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them."
+
+
+def _own_files(repository: Repository, applied: Applied, package: str | None) -> dict[str, bytes]:
+    """Our own files as they lie in a work tree.
+
+    Raises:
+        SeriesError: files of upstream's are changed and not committed, or no build reads some file.
+    """
+    root = repository.root
+    theirs = frozenset(repository.files(ground.upstream_of(repository, applied.base)))
+    listed = compared.differences(repository)
+    if changed := [line for line in listed if line[3:] in theirs]:
+        raise SeriesError(_uncommitted(root, "\n".join(changed)))
+    if strange := [line[3:] for line in listed if not own_files.is_ours_to_touch(line[3:], package)]:
+        raise SeriesError(
+            f"{root} has files that no build reads ({own_files.where_ours(package)}): {', '.join(strange)}. "
+            "Delete them, or move them out of the tree."
+        )
+    if not listed and (told := compared.changes(repository)):  # in the index alone
+        raise SeriesError(_uncommitted(root, told))
+    gone = {line[3:] for line in listed if line.startswith(" D")}
+    names = {*repository.files("HEAD"), *(line[3:] for line in listed)} - theirs - gone
+    return {name: (root / name).read_bytes() for name in sorted(names)}
+
+
+def _moved(applied: Applied, folder: Path, there: formatting.Split) -> list[str]:
+    """The patches that changed since the tree was made of them, and not to what the tree says."""
+    current, known = model.digests(folder), applied.patches
+    wanted = {name: hashlib.sha256(content).hexdigest() for name, content in there.patches.items()}
+    return [
+        name
+        for name in sorted(current.keys() | known.keys())
+        if current.get(name) not in (known.get(name), wanted.get(name))
+    ]
+
+
+def _require_exportable(
+    repository: Repository, applied: Applied, folder: Path, moved: list[str], merged: own_files.Merged
+) -> None:
+    """Refuse to write over what changed since the tree was made of it."""
+    root = repository.root
     if moved:
         raise SeriesError(
             f"{folder} changed since {root} was applied from it: {', '.join(moved)}. "
             f"Exporting would undo that. {_carry_over(repository, applied)}."
         )
-    written = write_folder(folder, patches)
-    _remember(repository, applied, folder, patches)
-    return written
+    if merged.both:
+        raise SeriesError(
+            f"our own files changed in {root} and in fork/, and not to the same: {', '.join(merged.both)}. "
+            f"Give both the same content, then {command('export', root)}."
+        )
 
 
 def _exportable(repository: Repository) -> Applied:
     """What was applied to a work tree whose commits can be exported.
 
     Raises:
-        SeriesError: uncommitted changes, an operation in progress, another base, or a part of a series.
+        SeriesError: an operation in progress, another base, or a part of a series.
     """
     root = repository.root
     if not repository.is_top_level():
         raise SeriesError(f"{root} is no work tree of the series; {command('apply', root)} makes it.")
     if told := tree.unfinished(root):
         raise SeriesError(f"{told}.")
-    if changed := compared.changes(repository):
-        raise SeriesError(f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them.")
     applied = marker.read_marker(root)
     if applied is None or not applied.pin:
         raise SeriesError(f"{root} is nothing that nox -s apply of this version made; nothing was exported.")
@@ -256,14 +239,16 @@ def _exportable(repository: Repository) -> Applied:
     return applied
 
 
-def _remember(repository: Repository, applied: Applied, folder: Path, patches: dict[str, bytes]) -> None:
-    """Give the tree, which agrees with patches/, the commits that the series has everywhere.
+def _remember(
+    repository: Repository, applied: Applied, folder: Path, there: formatting.Split, own: Path | None
+) -> None:
+    """Give the tree, which agrees with patches/ and fork/, the commits that the series has everywhere.
 
     What it is, is noted in it.
     """
-    series = model.read(folder)
-    base, head = applied.base, repository.resolve("HEAD")
-    if head != applied.commit:
+    series = replace(model.read(folder), own=OwnFiles(own, there.own))
+    head = repository.resolve("HEAD")
+    if (there.base, head) != (applied.base, applied.commit) or there.tip != head:
         with tempfile.TemporaryDirectory(prefix="fa2-export-") as temporary:
             copy = Repository(Path(temporary) / "source", SeriesError)
             repository.run(
@@ -275,11 +260,11 @@ def _remember(repository: Repository, applied: Applied, folder: Path, patches: d
                 str(copy.root),
                 writes=False,
             )
-            copy.run("checkout", "--quiet", "--detach", base)
-            copy.run(*tree.AM, *(str(folder.resolve() / name) for name in patches))
+            copy.run("checkout", "--quiet", "--detach", there.base)
+            copy.run(*tree.AM, *(str(folder.resolve() / name) for name in there.patches))
             repository.run("fetch", "--quiet", "--no-tags", str(copy.root), "HEAD")
             canonical = copy.resolve("HEAD")
-        if repository.resolve(f"{canonical}^{{tree}}") != repository.resolve("HEAD^{tree}"):
+        if repository.resolve(f"{canonical}^{{tree}}") != repository.resolve(f"{there.tip}^{{tree}}"):
             raise SeriesError(
                 f"{folder}: the patches do not give the files of {repository.root}; "
                 "this is a fault of export."
@@ -287,5 +272,7 @@ def _remember(repository: Repository, applied: Applied, folder: Path, patches: d
         repository.run(
             "update-ref", "-m", "export: the same files with the series' own dates", "HEAD", canonical
         )
+        repository.run("read-tree", "HEAD")  # the index; the files are the same
+        repository.run("tag", "--force", "base", there.base)
         head = canonical
-    marker.write_marker(repository.root, applied.pin, series, base, head, len(patches))
+    marker.write_marker(repository.root, applied.pin, series, there.base, head, len(there.patches))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from scripts.base import git
 from scripts.base.errors import SeriesError
 from scripts.series import guards, listing, model
-from scripts.source import build_inputs
+from scripts.series import own as own_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -128,11 +127,12 @@ def _diff(path: Path, lines: list[str], package: str | None) -> Iterator[Problem
         if match := re.match(r"diff --git a/(\S+) b/(\S+)", line):
             file = match[1]
             for name in sorted({match[1], match[2]}):
-                if not is_ours_to_touch(name, package):
+                if not own_files.is_ours_to_touch(name, package):
                     yield Problem(
                         path,
                         number,
-                        f"{name} is none of upstream's files that a wheel is built from; {_where(package)}.",
+                        f"{name} is none of upstream's files that a wheel is built from; patches touch "
+                        f"{own_files.where_ours(package)}.",
                     )
         yield from _whitespace(path, number, line, file)
     for match in re.finditer(r"(?m)^@@ .*\n((?:[ +\\-].*\n)*)", "\n".join(lines) + "\n"):
@@ -173,26 +173,6 @@ def _hooks(path: Path, patch: model.Patch, lines: list[str], added: Collection[s
         )
 
 
-def _where(package: str | None) -> str:
-    if package:
-        return f"patches touch {package}/*.py and its pyproject.toml, and add files there"
-    own = "add files there or in flash_attn_2_cuda/"
-    return f"patches touch setup.py, flash_attn/**.py and csrc/flash_attn/, and {own}"
-
-
-def is_ours_to_touch(name: str, package: str | None = None) -> bool:
-    """Whether a patch may change or add this file; ``package``: of a python upstream.
-
-    >>> names = "setup.py", "csrc/flash_attn/src/fork.h", "flash_attn/x.py"
-    >>> [is_ours_to_touch(name) for name in (*names, "csrc/cutlass/include/a.h", "../x.py", "notes.txt")]
-    [True, True, True, False, False, False]
-    """
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or path.parts[:2] == ("csrc", "cutlass"):
-        return False
-    return build_inputs.is_package_input(path, package) if package else build_inputs.is_build_input(path)
-
-
 def _as_problem(path: Path, error: SeriesError) -> Problem:
     match = re.match(r".*?:(\d+): ", str(error))
     return (
@@ -202,13 +182,23 @@ def _as_problem(path: Path, error: SeriesError) -> Problem:
     )
 
 
-def check_patch(path: Path, added: set[str], package: str | None = None) -> list[Problem]:
+def _no_new_files(path: Path, patch: model.Patch, lines: list[str], own: Path) -> Iterator[Problem]:
+    for change in patch.files:
+        if change.is_new:
+            at = next(i for i, line in enumerate(lines, 1) if line.startswith(f"diff --git a/{change.path} "))
+            yield Problem(path, at, f"adds {change.path}; our own files lie in {own.parent.name}/{own.name}.")
+
+
+def check_patch(
+    path: Path, added: set[str], package: str | None = None, own: Path | None = None
+) -> list[Problem]:
     """Every problem of one patch; of one that cannot be read, the first.
 
     Args:
         path: the patch.
         package: of a python upstream, its folder.
         added: files that earlier patches of the series add; those that this one adds are put into it.
+        own: the folder of our own files, which then no patch adds.
     """
     try:
         patch = model.parse_patch(path)
@@ -221,24 +211,28 @@ def check_patch(path: Path, added: set[str], package: str | None = None) -> list
         *_header(path, patch, lines),
         *_diff(path, lines, package),
         *_hooks(path, patch, lines, added),
+        *(_no_new_files(path, patch, lines, own) if own else []),
     ]
     added.update(change.path for change in patch.files if change.is_new)
     return problems
 
 
-def check(folder: Path, package: str | None = None) -> list[Problem]:
-    """Every problem of a series: of its listing, its files, and each patch.
+def check(folder: Path, package: str | None = None, own: Path | None = None) -> list[Problem]:
+    """Every problem of a series: of its listing, its files, each patch, and our own files.
 
     Args:
         folder: the series'.
         package: of a python upstream, its folder; None: patches are of a compiled one.
+        own: the folder of our own files; None: patches add them.
     """
     series_file = folder / listing.LISTING
     try:
         entries, _ = listing.read(folder)
     except SeriesError as e:
         return [_as_problem(series_file, e)]
-    problems = []
+    ours = own_files.read(own)
+    read_by_none = f"is read by no build ({own_files.where_ours(package)}); move or delete it."
+    problems = [Problem(ours.place(name), 1, read_by_none) for name in own_files.misplaced(ours, package)]
     added: set[str] = set()
     names = [entry.name for entry in entries]
     for path in sorted(folder.iterdir()):
@@ -266,5 +260,5 @@ def check(folder: Path, package: str | None = None) -> list[Problem]:
                     f"{entry.name[number.end() :]}.",
                 )
             )
-        problems += check_patch(folder / entry.name, added, package)
+        problems += check_patch(folder / entry.name, added, package, own)
     return problems

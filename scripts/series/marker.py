@@ -23,17 +23,18 @@ _NAME = "series.json"  # in the repository's .git
 class Applied(Document):
     """What a work tree is made of."""
 
-    format: Literal[2] = 2
-    pin: str  # of the release (:func:`pin_key`); empty where an older program noted the commit alone
+    format: Literal[3] = 3
+    pin: str  # of the release (:func:`pin_key`); empty where an older program made the tree
     digest: str  # of the series
     base: str
     commit: str
     of: int  # how many patches the whole series has
     patches: dict[str, str]  # name to sha256
+    own: dict[str, str]  # the same of our own files, by their paths in the tree
 
 
 class _Older(OpenDocument):
-    format: Literal[1]
+    format: Literal[1, 2]
     commit: str
 
 
@@ -59,12 +60,20 @@ def read_marker(root: Path) -> Applied | None:
         anew = command("apply", root, "--reset")
         remedy = f"{anew} makes the tree anew, and keeps its commits under refs/replaced"
         return documents.read(Applied, path, error=SeriesError, remedy=remedy)
-    return Applied(pin="", digest="", base="", commit=older.commit, of=0, patches={})
+    return Applied(pin="", digest="", base="", commit=older.commit, of=0, patches={}, own={})
 
 
 def write_marker(root: Path, pin: str, series: Series, base: str, commit: str, of: int) -> str:
     """Note what a tree is made of; the series' digest."""
     digest, patches = series.digest(base), {p.name: p.sha256 for p in series.patches}
-    applied = Applied(pin=pin, digest=digest, base=base, commit=commit, of=of, patches=patches)
+    applied = Applied(
+        pin=pin,
+        digest=digest,
+        base=base,
+        commit=commit,
+        of=of,
+        patches=patches,
+        own=series.own.digests,
+    )
     files.write(root / ".git" / _NAME, applied.model_dump_json() + "\n")
     return digest

@@ -10,7 +10,7 @@ from __future__ import annotations
 import email.policy
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from email.parser import BytesParser
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ from unidiff.patch import PatchSet
 from scripts.base import git
 from scripts.base.errors import SeriesError
 from scripts.series import listing
+from scripts.series import own as own_files
+from scripts.series.own import OwnFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,15 +70,16 @@ class Patch:
 
 @dataclass(frozen=True)
 class Series:
-    """The patches in order."""
+    """Our own files, and the patches in order."""
 
     folder: Path
     patches: tuple[Patch, ...]
+    own: OwnFiles = field(default_factory=OwnFiles)
 
     def digest(self, base: str) -> str:
         """SHA-256 over the base's commit id, and the order and the bytes of every patch.
 
-        The commit id stands for upstream's files.
+        The commit id stands for upstream's files and our own.
         """
         sha = hashlib.sha256()
         for part in (base.encode(), *(x for p in self.patches for x in (p.name.encode(), p.content))):
@@ -111,11 +114,11 @@ class Series:
 
     def upto(self, count: int) -> Series:
         """The first patches alone."""
-        return Series(self.folder, self.patches[:count])
+        return replace(self, patches=self.patches[:count])
 
     def only(self, name: str) -> Series:
         """One patch alone, as ``named`` takes it."""
-        return Series(self.folder, (self.patches[self.named(name)],))
+        return replace(self, patches=(self.patches[self.named(name)],))
 
 
 def damaged(path: Path, flaw: str) -> str:
@@ -228,10 +231,14 @@ def digests(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.glob("*.patch")}
 
 
-def read(folder: Path) -> Series:
+def read(folder: Path, own: Path | None = None) -> Series:
     """Read ``series`` and the patches it names; every patch in the folder must be named once.
 
     A series may be empty: that of an upstream which has no patch yet.
+
+    Args:
+        folder: of the patches.
+        own: of our own files; None or a folder that is not there: there are none.
     """
     entries, _ = listing.read(folder)
     named = {entry.name for entry in entries}
@@ -242,4 +249,5 @@ def read(folder: Path) -> Series:
             "patches)."
         )
     patches = (parse_patch(folder / entry.name) for entry in entries)
-    return Series(folder, tuple(replace(patch, number=place) for place, patch in enumerate(patches, 1)))
+    numbered = tuple(replace(patch, number=place) for place, patch in enumerate(patches, 1))
+    return Series(folder, numbered, own_files.read(own))

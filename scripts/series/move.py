@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
+from scripts.series import ground
 from scripts.series import tree as work_tree
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class Workspace:
     new_name: str
 
     @property
+    def upstream(self) -> str:
+        """The commit of the old release's files alone."""
+        return ground.upstream_of(self.repository, self.old_base)
+
+    @property
     def commits(self) -> list[str]:
         """The series, oldest first."""
         return self.repository.commits(self.old_base, self.tip)
@@ -98,7 +104,7 @@ def workspace(folder: Path, series: Series, pin: Upstream, checkout: Checkout, r
     repository = Repository(folder, SeriesError)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name + ".") as temporary:
         fresh = Path(temporary) / "base"
-        new_base = work_tree.make_base(fresh, release.pin, release.checkout)
+        new_base = ground.make_base(fresh, release.pin, release.checkout, series.own)
         repository.run("fetch", "--quiet", "--no-tags", str(fresh), "HEAD")
     repository.run("update-ref", "refs/series/new-base", new_base)
     repository.run("update-ref", "refs/series/backup", applied.commit)

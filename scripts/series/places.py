@@ -1,4 +1,4 @@
-"""Where an upstream's series lies in a clone: its patches, its work tree, and its rebase."""
+"""Where an upstream's series lies in a clone: its patches, own files, work tree, and rebase."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Places:
     """The folders of one series."""
 
     patches: Path
+    own: Path | None  # our own files
     source: Path
     rebase: Path
 
@@ -26,6 +27,7 @@ def of(loaded: Matrix) -> Places:
     end = "" if loaded.is_first else f"-{loaded.name}"
     return Places(
         layout.ROOT / loaded.table.series,
+        layout.ROOT / loaded.table.own if loaded.table.own else None,
         layout.SOURCE.with_name(layout.SOURCE.name + end),
         layout.BUILD / f"rebase{end}",
     )

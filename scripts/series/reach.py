@@ -95,7 +95,7 @@ def reach(repository: Repository, base: str, commit: str, patch: Patch, root: Pa
 
     Args:
         repository: a tree with the series as commits.
-        base: the commit of the pinned release.
+        base: the commit of the pinned release's files.
         commit: the patch's.
         patch: as it was read.
         root: of this repository, in which tests are looked for.

@@ -25,6 +25,7 @@ from scripts.series.rebase_state import ABORT, GO_ON, MATRIX_AND_CHANGES, SKIP, 
 if TYPE_CHECKING:
     from scripts.series import guards, model
     from scripts.source.matrix import Matrix
+    from scripts.source.matrix_tables import UpstreamTable
     from scripts.source.releases import Release
     from scripts.source.upstream import Checkout
 
@@ -49,7 +50,7 @@ class Rebase:
             raise UsageError(f"a rebase is under way: {GO_ON}, {SKIP}, or {ABORT}.")
         if pin_key(release.pin) == pin_key(matrix.upstream):
             raise UsageError(f"the series stands on {release.name} already.")
-        head = _committed(self.folder.root, matrix.table.series)
+        head = _committed(self.folder.root, matrix.table)
         path = self.folder.path
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +63,8 @@ class Rebase:
             state = State(
                 upstream=matrix.name,
                 series=matrix.table.series,
+                own=matrix.table.own,
+                own_files=patches.own.digests,
                 old_pin=matrix.upstream,
                 new_pin=release.pin,
                 old_base=space.old_base,
@@ -194,7 +197,7 @@ class Rebase:
         return rebase_end.finish(self.folder, state, self._compiler)
 
 
-def _committed(root: Path, series: str) -> str:
+def _committed(root: Path, table: UpstreamTable) -> str:
     """The commit of this repository; empty where there is none.
 
     Raises:
@@ -203,7 +206,7 @@ def _committed(root: Path, series: str) -> str:
     repository = Repository(root, SeriesError)
     if not repository.is_top_level():
         return ""
-    written = (series, *MATRIX_AND_CHANGES)
+    written = (table.series, *([table.own] if table.own else []), *MATRIX_AND_CHANGES)
     if changed := repository.run("status", "--porcelain", "--", *written, writes=False).rstrip():
         raise SeriesError(
             f"{root} has changes that are not committed:\n{changed}\n"

@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import ActionNeeded, GuardError, SeriesError
 from scripts.base.fetch import sha256
-from scripts.series import changes, compared, export, guards, lint, model, reach, rebase_upstream
+from scripts.series import (
+    changes,
+    compared,
+    export,
+    formatting,
+    ground,
+    guards,
+    lint,
+    model,
+    reach,
+    rebase_upstream,
+)
+from scripts.series import own as own_files
 from scripts.series import tree as work_tree
 from scripts.series.rebase_state import ABORT, GO_ON, MATRIX_AND_CHANGES, Report, State
 from scripts.source import kernel_set, pin
@@ -43,22 +55,22 @@ def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Re
         raise ActionNeeded(
             f"{folder.source} is not finished ({operation}); commit or finish it there, then {GO_ON}."
         )
-    patches = _exported(folder, state)
-    _gate(folder, state, patches, compiler)
+    there = _split(folder, state)
+    _gate(folder, state, there, compiler)
     _require_untouched(folder, state)
     if not state.moved:
         _keep_before(folder)
         state = state.but(gitlink=pin.gitlink(folder.root))
     try:
-        submodule = _write(folder, state, patches)
+        submodule = _write(folder, state, there)
     except OSError as e:
         what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
-        written = ", ".join((state.series, *MATRIX_AND_CHANGES))
+        written = ", ".join((state.series, *([state.own] if state.own else []), *MATRIX_AND_CHANGES))
         raise ActionNeeded(
             f"{what}, while {written} were written: some are, some are not. "
             f"Mend that, then {GO_ON}; or {ABORT}"
         ) from e
-    report = _report(folder, state, submodule)
+    report = _report(folder, folder.load(), submodule)
     reports = folder.root / "build/reports"
     reports.mkdir(parents=True, exist_ok=True)
     name = f"rebase-{report.old}-to-{report.new}.json"
@@ -67,39 +79,41 @@ def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Re
     return report
 
 
-def _exported(folder: Folder, state: State) -> dict[str, bytes]:
-    """The moved patches; every one that was not skipped is among them."""
+def _split(folder: Folder, state: State) -> formatting.Split:
+    """The moved patches, all that were not skipped, and our own files as they are with them."""
+    repository, own = folder.repository, None
+    if state.own:
+        upstream = ground.upstream_of(repository, state.new_base)
+        own = own_files.in_commit(repository, repository.files(upstream), "HEAD")
     try:
-        patches = export.exported_patches(folder.repository, state.new_base)
+        there = formatting.split(repository, state.new_base, own)
     except SeriesError as e:
         raise ActionNeeded(
             f"{e}\n  amend it in {folder.source} (git rebase -i {state.new_base[:12]}), then {GO_ON}; "
             f"or {ABORT}"
         ) from e
     expected = [d.patch for d in state.done if not d.reason]
-    if len(patches) != len(expected):
+    if len(there.patches) != len(expected):
         raise ActionNeeded(
-            f"{folder.source} holds {len(patches)} commits on the new base, and {len(expected)} patches "
-            f"were moved: {', '.join(expected)}. Put them back (git reflog), then {GO_ON}. A patch is left "
+            f"{folder.source} holds {len(there.patches)} patches on the new base, and {len(expected)} were "
+            f"moved: {', '.join(expected)}. Put them back (git reflog), then {GO_ON}. A patch is left "
             f"out by --skip, or after the rebase; or {ABORT}."
         )
-    if not patches:
+    if not there.patches:
         raise SeriesError(f"no patch is left; {ABORT}.")
-    return patches
+    return there
 
 
-def _gate(folder: Folder, state: State, patches: dict[str, bytes], compiler: guards.Compiler | None) -> None:
+def _gate(folder: Folder, state: State, there: formatting.Split, compiler: guards.Compiler | None) -> None:
     """Refuse a series that is malformed or whose guards do not discriminate."""
     with tempfile.TemporaryDirectory(dir=folder.path, prefix="check-") as temporary:
         candidate = Path(temporary) / "patches"
-        export.write_folder(candidate, patches)
+        export.write_folder(candidate, there.patches)
         moved = model.read(candidate)
         problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate, state.new_pin.package)]
         try:
-            head = folder.repository.resolve("HEAD")
-            guards.require(
-                guards.run(moved, work_tree.Commits(folder.source, state.new_base, head), compiler)
-            )
+            commits = work_tree.Commits(folder.source, there.base, there.tip)
+            guards.require(guards.run(moved, commits, compiler))
         except GuardError as e:
             problems += str(e).splitlines()
     problems += rebase_upstream.unknown_kernels(folder, state)
@@ -120,12 +134,27 @@ def _require_untouched(folder: Folder, state: State) -> None:
         raise ActionNeeded(
             f"{patches} changed since the rebase began; put it back ({back}), then {GO_ON}; or {ABORT}."
         )
+    before = state.own_files
+    here = own_files.read(folder.root / state.own).digests if state.own else {}
+    written = {name: state.wrote.get(f"{state.own}/{name}", "") for name in state.own_changed}
+    changed = [
+        name
+        for name in sorted({*here, *before, *written})
+        if here.get(name, "") not in (before.get(name, ""), written.get(name, before.get(name, "")))
+    ]
+    if changed:
+        raise ActionNeeded(
+            f"{state.own} changed since the rebase began: {', '.join(changed)}; put that back (git restore), "
+            f"then {GO_ON}; or {ABORT}."
+        )
 
 
 def _keep_before(folder: Folder) -> None:
     """Copies of what the end of a rebase writes, for --abort."""
     copies = Path(tempfile.mkdtemp(dir=folder.path, prefix="before."))
-    shutil.copytree(folder.root / "patches", copies / "patches")
+    for name in ("patches", "fork"):
+        if (folder.root / name).is_dir():
+            shutil.copytree(folder.root / name, copies / name)
     for name in MATRIX_AND_CHANGES:
         if (folder.root / name).is_file():
             shutil.copyfile(folder.root / name, copies / name)
@@ -134,14 +163,19 @@ def _keep_before(folder: Folder) -> None:
     copies.replace(folder.path / "before")
 
 
-def _write(folder: Folder, state: State, patches: dict[str, bytes]) -> str:
-    """Write patches, pin and CHANGES.md in their places; what became of the submodule, in words."""
+def _write(folder: Folder, state: State, there: formatting.Split) -> str:
+    """Write all in its place: patches, own files, pin, CHANGES.md; what became of the submodule."""
     root = folder.root
     dropped = [f"# not since {state.new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
-    after = _prepared(folder, state, patches, dropped)
+    patches = there.patches
+    after = _prepared(folder, state, there, dropped)
     # Noted before it is written, so that --abort takes back this and nothing that a person wrote since.
     earlier = state.wrote  # of a run that did not end; its patches may have been amended since
     moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
+    if state.own:
+        made = own_files.OwnFiles(None, there.own).digests
+        merged = own_files.merge(state.own_files, state.own_files, made)
+        state = state.but(own_changed=tuple(sorted({*merged.changes, *state.own_changed})))
     state = folder.save(state.but(moved=moved, wrote={name: _digest(after / name) for name in state.beside}))
     for name in state.beside:
         known = (_digest(folder.path / "before" / name), earlier.get(name), state.wrote[name])
@@ -151,18 +185,31 @@ def _write(folder: Folder, state: State, patches: dict[str, bytes]) -> str:
                 f"or {ABORT}."
             )
     export.write_folder(root / state.series, patches, dropped)
-    for name in MATRIX_AND_CHANGES:
+    for name in state.beside[1:]:  # without the listing of the patches
         if _digest(root / name) != state.wrote[name]:
-            files.write(root / name, (after / name).read_text(encoding="utf-8"))
+            _put(root / name, after / name)
     return pin.write_gitlink(root, matrix_model.load(root / "wheel_matrix.toml").of(state.upstream))
 
 
-def _prepared(folder: Folder, state: State, patches: dict[str, bytes], dropped: list[str]) -> Path:
+def _put(path: Path, kept: Path) -> None:
+    """Make a file what a copy of it is; where there is no copy, it goes."""
+    if kept.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, kept.read_bytes())
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _prepared(folder: Folder, state: State, there: formatting.Split, dropped: list[str]) -> Path:
     """What the end of a rebase writes, in a folder like ``before``."""
     after = folder.path / "after"
     shutil.rmtree(after, ignore_errors=True)
     shutil.copytree(folder.path / "before", after)
-    export.write_folder(after / state.series, patches, dropped)
+    export.write_folder(after / state.series, there.patches, dropped)
+    if state.own:
+        made = own_files.OwnFiles(None, there.own).digests
+        merged = own_files.merge(state.own_files, state.own_files, made)
+        own_files.write_back(after / state.own, there.own, merged)
     pin.write(matrix_model.load(after / "wheel_matrix.toml").of(state.upstream), state.new_pin)
     matrix = matrix_model.load(after / "wheel_matrix.toml")
     changes.write(after / "CHANGES.md", changes.render(matrix, after))
@@ -188,6 +235,7 @@ def _report(folder: Folder, state: State, submodule: str) -> Report:
         submodule=submodule,
         written=written.written,
         removed=written.removed,
+        own=state.own_changed,
         upstream=rebase_upstream.changes(folder, state),
     )
 
@@ -207,7 +255,7 @@ def put_back(folder: Folder) -> bool:
     except SeriesError:
         return False
     patches = folder.root / state.series
-    kept = [name for name in state.beside if (before / name).is_file()]
+    kept = [name for name in state.beside if (before / name).is_file() or name in state.wrote]
     if not state.aborting:  # by a run that was interrupted
         if model.digests(patches) not in (state.patches, state.moved):
             return False
@@ -221,7 +269,7 @@ def put_back(folder: Folder) -> bool:
         patches, {name: (before / state.series / name).read_bytes() for name in state.patches}
     )
     for name in kept:
-        files.write(folder.root / name, (before / name).read_text(encoding="utf-8"))
+        _put(folder.root / name, before / name)
     if pin.gitlink(folder.root) == state.new_pin.commit != state.gitlink:
         pin.stage_gitlink(folder.root, state.gitlink)
     return True

@@ -43,6 +43,8 @@ class State(Document):
     format: Literal[1] = 1
     upstream: str  # its name in wheel_matrix.toml
     series: str  # the folder of its patches
+    own: str | None = None  # the folder of our own files
+    own_files: dict[str, str] = Field(default_factory=dict)  # path to sha256, as it had them at the start
     old_pin: Upstream
     new_pin: Upstream
     old_base: str
@@ -61,6 +63,7 @@ class State(Document):
     )  # sha256 of what is written beside the patches, from before it is
     aborting: bool = False  # what was written is being put back
     gitlink: str = ""  # the submodule's commit in the index, before
+    own_changed: tuple[str, ...] = ()  # of our own files those that the end of the rebase writes or removes
 
     @property
     def head(self) -> str:
@@ -70,7 +73,8 @@ class State(Document):
     @property
     def beside(self) -> tuple[str, ...]:
         """What the end of a rebase writes that is no patch."""
-        return (f"{self.series}/{listing.LISTING}", *MATRIX_AND_CHANGES)
+        own = (f"{self.own}/{name}" for name in self.own_changed)
+        return (f"{self.series}/{listing.LISTING}", *MATRIX_AND_CHANGES, *own)
 
     def but(self, **changes: Any) -> State:
         """The same with other values."""
@@ -97,6 +101,7 @@ class Report(Document):
     submodule: str
     written: tuple[str, ...]
     removed: tuple[str, ...]
+    own: tuple[str, ...]  # our own files that changed
     upstream: UpstreamChanges  # what no merge shows
 
     def as_json(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Touched:
 
 
 def touched(space: Workspace, patches: Sequence[str]) -> dict[str, Touched]:
-    """The functions of the old base that lines of each patch lie in."""
+    """The old base's functions that each patch's lines lie in; of our own files, by path, what they name."""
     at_base = _Functions(space.repository, space.old_base)
     found = {}
     for name, commit in zip(patches, space.commits, strict=True):
@@ -54,6 +54,11 @@ def touched(space: Workspace, patches: Sequence[str]) -> dict[str, Touched]:
                 if own:
                     parameters[file.path, function] = tuple(own)
         found[name] = Touched(frozenset(places), *_words(parsed), parameters)
+    upstream = frozenset(space.repository.files(space.upstream))
+    for path in space.repository.files(space.old_base):
+        if path not in upstream:
+            text = (space.repository.find(f"{space.old_base}:{path}") or b"").decode("utf-8")
+            found[path] = Touched(frozenset(), *_words_of(path, text))
     return found
 
 
@@ -63,11 +68,16 @@ def _words(parsed: PatchSet) -> tuple[frozenset[str], frozenset[str]]:
     python: set[str] = set()
     for file in parsed:
         added = "".join(line.value for hunk in file for line in hunk if line.is_added)
-        if file.path.endswith(functions.CPP):
-            cpp |= set(re.findall(r"\w+", added))
-        elif file.path.endswith(".py"):
-            python |= set(re.findall(r"\.?\w+", added))
+        words = _words_of(file.path, added)
+        cpp |= words[0]
+        python |= words[1]
     return frozenset(cpp), frozenset(python)
+
+
+def _words_of(path: str, text: str) -> tuple[frozenset[str], frozenset[str]]:
+    if path.endswith(functions.CPP):
+        return frozenset(re.findall(r"\w+", text)), frozenset()
+    return frozenset(), frozenset(re.findall(r"\.?\w+", text) if path.endswith(".py") else [])
 
 
 def changed(

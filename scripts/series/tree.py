@@ -1,8 +1,8 @@
 """The series as commits in a work tree: apply it.
 
-One series on one base always ends in one commit id: author, committer and dates are fixed, and the base
-is a commit of upstream's files alone. Applying is exact: no fuzz, no offset. What somebody did in the
-tree is never thrown away unasked.
+One series on one base always ends in one commit id: author, committer and dates are fixed. The base is a
+commit of our own files on one of upstream's files alone. Applying is exact: no fuzz, no offset. What
+somebody did in the tree is never thrown away unasked.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from scripts.base import console, files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import compared, edit_state, replaced
+from scripts.series import carry, compared, edit_state, ground, replaced
 from scripts.series.marker import pin_key, read_marker, write_marker
 from scripts.series.places import command
-from scripts.source import upstream
 
 if TYPE_CHECKING:
     from scripts.series.marker import Applied
     from scripts.series.model import Series
+    from scripts.source import upstream
     from scripts.source.matrix_tables import Upstream
 
 AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
@@ -144,7 +144,8 @@ def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
 
 def _keep_or_drop(root: Path) -> str:
     return (
-        f"{command('export', root)} writes commits to patches/; {command('apply', root, '--reset')} replaces "
+        f"{command('export', root)} writes commits to patches/, and what changed in the fork's own files to "
+        f"fork/; {command('apply', root, '--reset')} replaces "
         "the tree, keeping its commits and stashes under refs/replaced"
     )
 
@@ -175,8 +176,8 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
     seen = _moment(root)
     if stake := _work_at_stake(finished, applied):
         raise SeriesError(f"{stake}." if unfinished(root) else f"{stake}. {_keep_or_drop(root)}.")
-    digest = series.digest(applied.base)
-    if (applied.pin, applied.digest) != (pin_key(pin), digest):
+    digest = series.digest(applied.base)  # of a base with the own files that the tree was made of
+    if (applied.pin, applied.own, applied.digest) != (pin_key(pin), series.own.digests, digest):
         return None
     return Tree(root, applied.base, applied.commit, digest, *sources(finished), seen=seen)
 
@@ -216,24 +217,6 @@ def temporary_prefix(root: Path) -> str:
     return f".{root.name}.fa2-aside-"
 
 
-def make_base(root: Path, pin: Upstream, checkout: upstream.Checkout) -> str:
-    """Make a repository of upstream's files as they are; the id of its one commit.
-
-    The id follows from the files and the release's name.
-    """
-    upstream.materialise(pin, checkout, root)
-    repository = Repository.create(root, SeriesError)
-    repository.run("add", "--all", "--force")
-    repository.run("commit", "--quiet", "-m", f"{pin.distribution} {pin.version}")
-    return repository.resolve("HEAD")
-
-
-def base_of(pin: Upstream, checkout: upstream.Checkout) -> str:
-    """The id of the commit that :func:`make_base` makes."""
-    with tempfile.TemporaryDirectory(prefix="fa2-base-") as folder:
-        return make_base(Path(folder) / "source", pin, checkout)
-
-
 def _folder_beside(root: Path) -> Path:
     """An empty folder on the file system of ``root``; those of killed runs go."""
     try:
@@ -242,6 +225,10 @@ def _folder_beside(root: Path) -> Path:
         return Path(tempfile.mkdtemp(dir=root.parent, prefix=temporary_prefix(root)))
     except OSError as e:
         raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
+
+
+def _finished(root: Path, base: str, commit: str, digest: str) -> Tree:
+    return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)), seen=_moment(root))
 
 
 def _put_in_place(work: Path, root: Path) -> None:
@@ -263,7 +250,7 @@ def apply(
     of: int | None = None,
     reset: bool = False,
 ) -> Tree:
-    """Make ``root`` a repository with upstream's files as one commit and each patch as one more.
+    """Make ``root`` a repository: a commit of upstream's files, one of our own, and one of each patch.
 
     A tree that was applied from the same bytes is taken as it is. Otherwise it is made aside and renamed,
     so that an interrupted run leaves the old one or none.
@@ -281,10 +268,16 @@ def apply(
     """
     if (reused := _reuse(series, pin, root, reset=reset)) is not None:
         return reused
+    carried = None if reset else carry.what(series, pin, root, of or len(series.patches))
     temporary = _folder_beside(root)
     try:
         work = temporary / "tree"
-        base = make_base(work, pin, checkout)
+        if carried is not None:
+            base, commit, digest = carry.into(work, carried, series, pin)
+            files.exchange(work, root)
+            console.note(f"carried into {root}: {carried.in_words(series)}")
+            return _finished(root, base, commit, digest)
+        base = ground.make_base(work, pin, checkout, series.own)
         repository = Repository(work, SeriesError)
         for patch in series.patches:
             path = (series.folder / patch.name).resolve()
@@ -293,7 +286,8 @@ def apply(
         commit = repository.resolve("HEAD")
         digest = write_marker(work, pin_key(pin), series, base, commit, of or len(series.patches))
         repository.run("tag", "base", base)
+        repository.run("tag", "upstream", ground.upstream_of(repository, base))
         _put_in_place(work, root)
-        return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)), seen=_moment(root))
+        return _finished(root, base, commit, digest)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

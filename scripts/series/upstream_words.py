@@ -8,7 +8,7 @@ from scripts.series import upstream_report
 from scripts.source import kernel_set
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from scripts.series.upstream_report import Listing, Signature, UpstreamChanges
 
@@ -23,7 +23,7 @@ def rows(changes: UpstreamChanges, package: str | None = None) -> dict[str, str]
         package: of a python upstream, of which nothing is compiled.
     """
     relied = {r.place for r in changes.relied}
-    patches = {r.patch for r in changes.relied}
+    by = {r.patch for r in changes.relied}
     compiled = {
         "kernel files that are not known here": _many(len(changes.unknown_kernels)),
         "sources in setup.py": _counts(changes.sources),
@@ -34,7 +34,7 @@ def rows(changes: UpstreamChanges, package: str | None = None) -> dict[str, str]
         f"files of {upstream_report.folder(package)}": _counts(changes.files),
         **({} if package else compiled),
         "parameters of public functions": _many(len(changes.signatures)),
-        "functions that patches rely on": f"{len(relied)}, of {_patches(len(patches))}" if relied else "–",
+        "functions that patches rely on": f"{len(relied)}, of {_patches_and_files(by)}" if relied else "–",
     }
 
 
@@ -94,13 +94,16 @@ def _listing(listing: Listing) -> Iterator[str]:
 
 
 def _named(patches: Sequence[str], numbers: Mapping[str, int]) -> str:
-    """How people name patches.
+    """How people name patches, and our own files.
 
-    >>> _named(["A.patch", "B.patch"], {"A.patch": 1, "B.patch": 12}), _named(["A.patch"], {"A.patch": 1})
-    ('patches 1, 12', 'patch 1')
+    >>> numbers = {"A.patch": 1, "B.patch": 12}
+    >>> _named(["A.patch", "B.patch"], numbers), _named(["A.patch", "src/fork_a.h"], numbers)
+    ('patches 1, 12', 'patch 1, fork_a.h')
     """
-    listed = ", ".join(str(numbers[patch]) for patch in patches)
-    return f"patch{'es' * (len(patches) > 1)} {listed}"
+    those = [str(numbers[patch]) for patch in patches if patch in numbers]
+    files = [patch.rsplit("/", 1)[-1] for patch in patches if patch not in numbers]
+    listed = [f"patch{'es' * (len(those) > 1)} {', '.join(those)}"] if those else []
+    return ", ".join((*listed, *files))
 
 
 def _few(names: Sequence[str]) -> str:
@@ -112,8 +115,16 @@ def _many(count: int) -> str:
     return str(count) if count else "–"
 
 
-def _patches(count: int) -> str:
-    return f"{count} patch{'es' * (count > 1)}"
+def _patches_and_files(names: Collection[str]) -> str:
+    """How many of each.
+
+    >>> _patches_and_files(["A.patch"]), _patches_and_files(["A.patch", "B.patch", "src/a.h"])
+    ('1 patch', '2 patches, 1 own file')
+    """
+    patches = sum(name.endswith(".patch") for name in names)
+    files = len(names) - patches
+    counts = [f"{patches} patch{'es' * (patches > 1)}"] if patches else []
+    return ", ".join((*counts, *([f"{files} own file{'s' * (files > 1)}"] if files else [])))
 
 
 def _counts(listing: Listing) -> str:

@@ -127,6 +127,7 @@ class UpstreamTable(Upstream):
 
     kind: Kind  # here it must be said
     series: Annotated[str, _pattern(r"patches/[\w.-]+", "a folder such as patches/flash-attn")]
+    own: Annotated[str, _pattern(r"fork/[\w.-]+", "a folder such as fork/flash-attn")] | None = None
     revision: Annotated[int, Field(ge=1)]
     releases: dict[PackageVersion, Sha256] = Field(default_factory=dict)
 

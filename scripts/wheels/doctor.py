@@ -1,6 +1,6 @@
 """Run flash_attn's doctor on a Python of the user's: the program that wheels carry, for wheels in a folder.
 
-A patch adds it to upstream's package, so its text is in the series. No tree is needed, and no network.
+It is among our own files. No tree is needed, and no network.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unidiff.patch import PatchSet
-
 from scripts.base import files
 from scripts.base.errors import SeriesError, UsageError
 
 if TYPE_CHECKING:
-    from scripts.series.model import Series
+    from scripts.series.own import OwnFiles
 
 FOLDER = "flash_attn/doctor"
 
@@ -45,26 +43,16 @@ class Question:
         ]
 
 
-def program(series: Series) -> dict[str, str]:
-    """The texts of the doctor's files, by their names.
+def program(own: OwnFiles) -> dict[str, bytes]:
+    """The doctor's files, by their names.
 
     Raises:
-        SeriesError: not one patch alone has it.
+        SeriesError: there is none.
     """
-    having = [p for p in series.patches if any(Path(c.path).parent == Path(FOLDER) for c in p.files)]
-    if len(having) != 1:
-        names = ", ".join(p.name for p in having) or "none"
-        raise SeriesError(
-            f"one patch of {series.folder} must add {FOLDER} whole, which nox -s doctor runs; these touch "
-            f"it: {names}."
-        )
-    text = having[0].content.decode("utf-8")
-    changed = PatchSet(text[text.index("\ndiff --git ") + 1 :])
-    return {
-        Path(f.path).name: "".join(line.value for hunk in f for line in hunk)
-        for f in changed
-        if Path(f.path).parent == Path(FOLDER)
-    }
+    found = {Path(name).name: text for name, text in own.contents.items() if str(Path(name).parent) == FOLDER}
+    if not found:
+        raise SeriesError(f"{own.place(FOLDER)} is not there, which nox -s doctor runs.")
+    return found
 
 
 def users_python() -> Path:
@@ -81,11 +69,11 @@ def users_python() -> Path:
     return Path(found)
 
 
-def ask(series: Series, question: Question, folder: Path) -> subprocess.CompletedProcess[str]:
+def ask(own: OwnFiles, question: Question, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the doctor; what people read goes to the terminal, JSON into the result.
 
     Args:
-        series: whose patch has the program.
+        own: our own files, which have the program.
         question: what to ask.
         folder: where the program's files are put.
 
@@ -93,8 +81,8 @@ def ask(series: Series, question: Question, folder: Path) -> subprocess.Complete
         UsageError: the Python does not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in program(series).items():
-        files.write(folder / name, text)
+    for name, content in program(own).items():
+        files.write_bytes(folder / name, content)
     command = [str(question.python), "-B", str(folder), *question.words]
     try:
         return subprocess.run(

@@ -128,6 +128,7 @@ def series_facts(series: Series, tree: Tree) -> dict[str, Any]:
             }
             for p in series.patches
         ],
+        "own_files": series.own.digests,
     }
 
 

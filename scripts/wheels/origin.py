@@ -15,7 +15,8 @@ from tomlkit.exceptions import TOMLKitError
 
 from scripts.base.errors import VerifyError
 from scripts.base.git import Repository
-from scripts.series import listing, model, tree
+from scripts.series import ground, listing, model
+from scripts.series.own import OwnFiles
 from scripts.source import upstream
 from scripts.source.matrix_tables import Upstream, UpstreamTable
 
@@ -50,15 +51,19 @@ def check_series(facts: Facts, root: Path, cache: Path) -> Origin:
     expected = {patch.name: patch.sha256 for patch in told.patches}
     with tempfile.TemporaryDirectory(prefix="fa2-series-") as temporary:
         for state in _states(root):
-            if state.names != [patch.name for patch in told.patches]:
+            if state.names != [*expected]:
                 continue
-            if any(hashlib.sha256(state.read(name)).hexdigest() != expected[name] for name in state.names):
+            contents = [state.read(name) for name in state.names]
+            if [hashlib.sha256(content).hexdigest() for content in contents] != [*expected.values()]:
+                continue
+            own = state.own()
+            if own.digests != told.own_files:
                 continue
             folder = Path(temporary)
-            for name in state.names:
-                (folder / name).write_bytes(state.read(name))
+            for name, content in zip(state.names, contents, strict=True):
+                (folder / name).write_bytes(content)
             checkout = upstream.find(state.pin, root / "upstream", cache)
-            made = tree.base_of(state.pin, checkout)
+            made = ground.base_of(state.pin, checkout, own)
             patches = tuple(model.parse_patch(folder / name) for name in state.names)
             if (made, model.Series(folder, patches).digest(made)) == (told.base, told.digest):
                 return Origin(state.where, checkout)
@@ -77,25 +82,34 @@ class _State:
     pin: Upstream
     names: list[str]
     read: Callable[[str], bytes]  # a patch, by its name
+    own: Callable[[], OwnFiles]
 
 
 def _states(root: Path) -> Iterator[_State]:
     """Each pin and its series as they lie here, then of every commit that changed them, newest first."""
-    for pin, series in _pins((root / "wheel_matrix.toml").read_bytes()):
-        patches = {patch.name: patch.content for patch in model.read(root / series).patches}
-        yield _State("this checkout", pin, [*patches], patches.__getitem__)
+    for pin, series, own in _pins((root / "wheel_matrix.toml").read_bytes()):
+        here = model.read(root / series, root / own if own else None)
+        patches = {patch.name: patch.content for patch in here.patches}
+        yield _State(
+            "this checkout",
+            pin,
+            [*patches],
+            patches.__getitem__,
+            functools.partial(_kept, here.own),
+        )
     repository = Repository(root, VerifyError)
     if not repository.is_top_level():
         return
-    changed = ("log", "--format=%H", "--", "patches", "wheel_matrix.toml")
+    changed = ("log", "--format=%H", "--", "patches", "fork", "wheel_matrix.toml")
     pins = functools.cache(lambda text: [*_pins(text)])  # few commits change it
     for commit in repository.run(*changed, writes=False).split():
-        for pin, series in pins(repository.find(f"{commit}:wheel_matrix.toml") or b""):
+        for pin, series, own in pins(repository.find(f"{commit}:wheel_matrix.toml") or b""):
             listed = (repository.find(f"{commit}:{series}/{listing.LISTING}") or b"").decode("utf-8")
             if not (names := [name for line in listed.splitlines() if (name := listing.name_in(line))]):
                 continue
             read = functools.partial(_read, repository, f"{commit}:{series}")
-            yield _State(f"commit {commit[:12]}", pin, names, read)
+            committed = functools.partial(_own, repository, commit, own)
+            yield _State(f"commit {commit[:12]}", pin, names, read, committed)
 
 
 def _read(repository: Repository, folder: str, name: str) -> bytes:
@@ -103,18 +117,32 @@ def _read(repository: Repository, folder: str, name: str) -> bytes:
     return repository.find(f"{folder}/{name}") or b""
 
 
-def _pins(text: bytes) -> Iterator[tuple[Upstream, str]]:
-    """Each pin of a matrix and the folder of its series; of a matrix that cannot be read, none.
+def _kept(own: OwnFiles) -> OwnFiles:
+    return own
+
+
+def _own(repository: Repository, commit: str, folder: str | None) -> OwnFiles:
+    """Our own files of a commit."""
+    if folder is None:
+        return OwnFiles()
+    names = repository.files(commit, "--", f"{folder}/")
+    return OwnFiles(
+        None, {n.removeprefix(f"{folder}/"): repository.read(f"{commit}:{n}") for n in sorted(names)}
+    )
+
+
+def _pins(text: bytes) -> Iterator[tuple[Upstream, str, str | None]]:
+    """Each pin of a matrix, and the folders of its series and of our own files; none if it is malformed.
 
     Before there was a second upstream, a matrix had one table ``upstream``, and its series lay in
-    ``patches``.
+    ``patches``. Before our own files lay in ``fork``, patches added them.
     """
     try:
         tables = tomlkit.parse(text).unwrap()
         if "upstream" in tables:
-            yield Upstream.model_validate(tables["upstream"]), "patches"
+            yield Upstream.model_validate(tables["upstream"]), "patches", None
         for table in tables.get("upstreams", {}).values():
             known = UpstreamTable.model_validate(table)
-            yield known.pin, known.series
+            yield known.pin, known.series, known.own
     except (TOMLKitError, UnicodeDecodeError, ValidationError):
         return

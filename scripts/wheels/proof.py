@@ -31,6 +31,7 @@ class SeriesFacts(OpenDocument):
     digest: str
     base: str
     patches: tuple[PatchDigest, ...]
+    own_files: dict[str, str] = Field(default_factory=dict)  # path to sha256; once patches held them
 
 
 class Provenance(OpenDocument):

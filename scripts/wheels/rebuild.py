@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 
 from scripts.base import console, layout
 from scripts.base.errors import UsageError, VerifyError
-from scripts.series import model, places, tree
+from scripts.series import clone, ground
 from scripts.source import kernel_set, matrix, upstream
 from scripts.wheels import build, origin, python_wheel, sbom
 from scripts.wheels.choice import Job
@@ -79,18 +79,19 @@ def _where(wheel: Contents) -> str:
 
 def _require_series(wheel: Contents, loaded: matrix.Matrix) -> None:
     """The checkout's patches, in their order, are the wheel's."""
-    patches = model.read(places.of(loaded).patches)
+    patches = clone.series(loaded)
     told = wheel.provenance.series
     here = [(patch.name, patch.sha256) for patch in patches.patches]
-    if [(patch.name, patch.sha256) for patch in told.patches] == here:
+    same = here == [(patch.name, patch.sha256) for patch in told.patches]
+    if same and told.own_files == patches.own.digests:
         return
     checkout = upstream.pinned(loaded.upstream, upstream.Source.AUTO)
-    digest = patches.digest(tree.base_of(loaded.upstream, checkout))
+    digest = patches.digest(ground.base_of(loaded.upstream, checkout, patches.own))
     _require_same(
         wheel,
         "series",
-        f"{told.digest[:16]}… of {len(told.patches)} patches",
-        f"{digest[:16]}… of {len(here)}",
+        f"{told.digest[:16]}… of {len(told.patches)} patches and {len(told.own_files)} own files",
+        f"{digest[:16]}… of {len(here)} and {len(patches.own.contents)}",
     )
 
 

@@ -91,7 +91,7 @@ def render(name: str, version: str, facts: dict[str, Any], needed: list[str], *,
     code = [*_headers(facts), *_linked(facts, needed)]
     bom = Bom(
         serial_number=_SERIALS,
-        components=[*_compilers(facts), *code],
+        components=[*_compilers(facts), *code, *_own_files(facts)],
         metadata=BomMetaData(
             timestamp=_DATE,
             component=wheel,
@@ -248,6 +248,19 @@ def _headers(facts: dict[str, Any]) -> Iterator[Component]:
             bom_ref="headers:apache-tvm-ffi",
             description="headers that are compiled in",
             purl=PackageURL("pypi", name="apache-tvm-ffi", version=ffi),
+        )
+
+
+def _own_files(facts: dict[str, Any]) -> Iterator[Component]:
+    """The sources that are the fork's own, by hash; of wheels whose patches added them none."""
+    for name, sha256 in facts["series"].get("own_files", {}).items():
+        yield Component(
+            type=ComponentType.FILE,
+            name=name,
+            bom_ref=f"own:{name}",
+            description="a source of the fork's own, beside upstream's",
+            scope=ComponentScope.EXCLUDED,
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)],
         )
 
 

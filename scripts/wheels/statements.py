@@ -98,6 +98,10 @@ def _materials(wheel: Contents) -> list[dict[str, Any]]:
         {"name": "series", "digest": {"sha256": series["digest"], "gitCommit": series["commit"]}},
         *({"name": patch["name"], "digest": {"sha256": patch["sha256"]}} for patch in series["patches"]),
         *(
+            {"name": name, "digest": {"sha256": sha256}}
+            for name, sha256 in series.get("own_files", {}).items()
+        ),
+        *(
             {
                 "name": name,
                 "uri": str(PackageURL("generic", name=name, version=sbom.release(version))),

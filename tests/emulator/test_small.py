@@ -1,13 +1,11 @@
-"""What holds of the series up to each patch, on kernels that run on the CPU: ``nox -s emulate -- --through PATCH``.
+"""A few small causal calls of the extension, in the arguments that it has of upstream: one of each pass and layout.
 
-A few small causal calls of the extension, in the arguments that it has of upstream: one of each pass and layout. A
-case says from which patch on it holds; before that it is skipped.
+They need three kernel files, ``--kernels hdim32,fp16,causal``, and take seconds.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,26 +13,8 @@ import flash_attn_2_cuda as extension
 import pytest
 import torch
 
-APPLIED = os.environ["FORK_PATCHES"].splitlines()  # subjects, of the patches in the tree
-CHUNK = 256  # tokens: a multiple of each kernel's tile, with any of the patches
+CHUNK = 256  # tokens: a multiple of each kernel's tile
 DIM = 32
-
-
-def since(subject: str) -> pytest.MarkDecorator:
-    """For cases that hold from this patch on."""
-    return pytest.mark.skipif(subject not in APPLIED, reason=f"holds from {subject!r} on")
-
-
-# Upstream's instructions for it are not emulated.
-APPEND = "Append new keys in few instructions"
-SPLIT = since("Split keys at fixed positions in deterministic mode")
-FOLDS = since("Fold chunks in the thread block that walks them")
-STANDARD = since("Fold chunks in the standard kernel too")
-ORDER = since("Add to dQ in one order in deterministic mode")
-PAGES = since("Read pages of 16 tokens and up")
-SCORES = since("Apply masks and biases in kernels of their own")
-GRADIENTS = since("Give gradients with attn_mask and attn_bias")
-BIAS_GRADIENT = "Give attn_bias its gradient"
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -118,8 +98,7 @@ def layouts(problem: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The rows of one problem, by how it is brought."""
     rows = {"dense": dense(*problem)[0], "packed": packed(*problem), "cached": cached(*problem)}
     rows["pages"] = cached(*problem, page=256)
-    if APPEND in APPLIED:
-        rows["appended"] = cached(*problem, new=5)
+    rows["appended"] = cached(*problem, new=5)
     return rows
 
 
@@ -127,8 +106,7 @@ def gradients(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **scores: Any
 ) -> list[torch.Tensor]:
     out, lse = dense(q, k, v, **scores)
-    wanted = [*scores.values(), True] if BIAS_GRADIENT in APPLIED else [*scores.values()]
-    call, more = (extension.fork_bwd, wanted) if scores else (extension.bwd, [])
+    call, more = (extension.fork_bwd, [*scores.values(), True]) if scores else (extension.bwd, [])
     options = (0.0, q.shape[-1] ** -0.5, True, -1, -1, 0.0, False, None, None)
     return list(call(dout, q, k, v, out, lse, None, None, None, None, *options, *more))
 
@@ -176,14 +154,12 @@ def test_gradients_are_right(heads_k: int) -> None:
         close(ours, theirs.grad)
 
 
-@since("Give gradients of zero where there are no keys")
 def test_gradients_without_keys_are_zero() -> None:
     q, k, v = inputs(1, 8, 8)
     dq, *_ = gradients(q, q, k[:, :0], v[:, :0])
     assert not dq.any()
 
 
-@SPLIT
 @pytest.mark.parametrize("keys", [100, 600])
 def test_a_row_has_one_result_in_every_layout(mode: None, keys: int) -> None:
     problem = inputs(3, 70, keys)
@@ -201,7 +177,7 @@ def test_without_the_mode_a_row_follows_the_call() -> None:
     assert {name for name, rows in layouts(problem).items() if not same(rows[:1], alone)}
 
 
-@pytest.mark.parametrize("path", [pytest.param(2, marks=FOLDS), pytest.param(8, marks=STANDARD)])
+@pytest.mark.parametrize("path", [2, 8])
 def test_a_row_has_one_result_whichever_kernel_folds(mode: None, path: int) -> None:
     """Chunks of a call of few rows are spread over thread blocks, and a second kernel folds; here one block walks them."""
     problem = inputs(1, 150, 600)
@@ -224,7 +200,6 @@ def in_other_orders() -> Iterator[None]:
         yield
 
 
-@ORDER
 def test_gradients_depend_neither_on_the_batch_nor_on_the_order_of_blocks(mode: None) -> None:
     problem, dout = inputs(3, 70, 600), drawn(3, 70, 4, DIM, seed=9)
     alone = gradients(dout[:1], *(t[:1] for t in problem))[:3]
@@ -241,7 +216,6 @@ def test_without_the_mode_gradients_follow_the_order_of_blocks() -> None:
     assert not all(same(gradients(dout, *problem)[0], dq) for _ in in_other_orders())
 
 
-@PAGES
 @pytest.mark.parametrize("page", [16, 48])
 def test_small_pages_hold_the_same_keys(mode: None, page: int) -> None:
     problem = inputs(2, 20, 600)
@@ -249,7 +223,6 @@ def test_small_pages_hold_the_same_keys(mode: None, page: int) -> None:
     assert same(cached(*problem, new=7, page=page), dense(*problem)[0])
 
 
-@since("Let the heads of a group share tiles for a few queries")
 @pytest.mark.parametrize("queries", [4, 9])  # 16 rows in a tile, which has kernels of its own, or 36
 def test_heads_that_share_tiles_have_the_results_of_heads_with_keys_of_their_own(
     mode: None, queries: int
@@ -271,7 +244,6 @@ def scores(queries: int, keys: int) -> tuple[dict[str, torch.Tensor], torch.Tens
     return {"attn_mask": mask, "attn_bias": bias}, bias.double().masked_fill(~mask, -torch.inf)
 
 
-@SCORES
 @pytest.mark.parametrize("queries", [20, 150])
 def test_a_mask_and_a_bias_are_applied(queries: int) -> None:
     problem = inputs(2, queries, 300)
@@ -279,7 +251,6 @@ def test_a_mask_and_a_bias_are_applied(queries: int) -> None:
     close(dense(*problem, **given)[0], reference(*problem, bias=exact))
 
 
-@GRADIENTS
 def test_gradients_with_a_mask_and_a_bias_are_right() -> None:
     problem, dout = inputs(2, 70, 150), drawn(2, 70, 4, DIM, seed=9)
     given, exact_scores = scores(70, 150)
@@ -290,6 +261,5 @@ def test_gradients_with_a_mask_and_a_bias_are_right() -> None:
     for one, theirs in zip(ours[:3], exact, strict=True):
         assert theirs.grad is not None
         close(one, theirs.grad)
-    if BIAS_GRADIENT in APPLIED:
-        assert exact_scores.grad is not None
-        close(ours[4], exact_scores.grad.masked_fill(~given["attn_mask"], 0))
+    assert exact_scores.grad is not None
+    close(ours[4], exact_scores.grad.masked_fill(~given["attn_mask"], 0))

@@ -11,7 +11,7 @@ import pytest
 from scripts.base.errors import SeriesError, UpstreamError
 from scripts.base.git import Repository
 from scripts.base.layout import cache
-from scripts.series import export, model, tree
+from scripts.series import formatting, model, tree
 from scripts.source import build_inputs, matrix, matrix_tables, upstream
 
 pytestmark = pytest.mark.network
@@ -77,7 +77,7 @@ def test_auto_says_why_it_takes_the_sdist(checkout: upstream.Checkout) -> None:
 
 @pytest.mark.path
 def test_the_series_applies_exactly_and_exports_byte_for_byte(applied: tree.Tree) -> None:
-    assert export.exported_patches(Repository(applied.root, SeriesError), applied.base) == {
+    assert formatting.exported_patches(Repository(applied.root, SeriesError), applied.base) == {
         p.name: p.content for p in model.read(ROOT / "patches/flash-attn").patches
     }
 

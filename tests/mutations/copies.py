@@ -12,23 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import files
-from scripts.base.errors import SeriesError, UsageError
+from scripts.base.errors import UsageError
 from scripts.base.git import Repository
-from scripts.base.process import last_lines, quoted, tied
+from scripts.base.process import quoted, tied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tests.mutations.table import Mutation
-
-SERIES, SOURCE = "patches/flash-attn", "build/source"
-_MESSAGE = """Mutate one line
-
-A test of the tests makes this patch, to see whether they notice it.
-
-Upstream-Status: Inappropriate [a mistake on purpose]
-Feature: build
-"""
 
 
 @contextmanager
@@ -112,17 +103,6 @@ def _end(process: subprocess.Popen[str]) -> None:
                 continue
 
 
-def script(copy: Path, *words: str) -> None:
-    """Run a command of the copy's.
-
-    Raises:
-        SeriesError: it fails.
-    """
-    status, said = run([sys.executable, "-m", "scripts", *words], copy, 600)
-    if status != 0:
-        raise SeriesError(f"{quoted(words)} exited with {status}:\n{last_lines(said)}")
-
-
 def change(path: Path, name: str, mutation: Mutation) -> bytes:
     """Make a mutation in a file; what that held before.
 
@@ -147,29 +127,8 @@ def write(path: Path, content: bytes) -> None:
 @contextmanager
 def mutated(copy: Path, name: str, mutation: Mutation) -> Iterator[None]:
     """The copy with a mutation."""
-    if mutation.ring != "unit":
-        with _in_tree(copy, name, mutation):
-            yield
-        return
     before = change(copy / mutation.file, name, mutation)
     try:
         yield
     finally:
         write(copy / mutation.file, before)
-
-
-@contextmanager
-def _in_tree(copy: Path, name: str, mutation: Mutation) -> Iterator[None]:
-    """One patch more at the end of the series, so that every command has the tree with it."""
-    script(copy, "apply", "--source", "sdist", "--reset")
-    before = {path: path.read_bytes() for path in (copy / SERIES).iterdir()}
-    try:
-        change(copy / SOURCE / mutation.file, name, mutation)
-        Repository(copy / SOURCE, SeriesError).run("commit", "--quiet", "--all", "-m", _MESSAGE)
-        script(copy, "export")
-        yield
-    finally:
-        for path in (copy / SERIES).iterdir():
-            path.unlink()
-        for path, content in before.items():
-            path.write_bytes(content)

@@ -27,7 +27,7 @@ class Mutation(BaseModel):
     keeps: str  # what it breaks, as a fact that holds without it
     kind: Literal["program", "python", "kernel"]  # of scripts/, of the fork's Python, of its C++ and CUDA
     ring: Literal["unit", "path", "emulated"]
-    file: str  # of this repository; but for the ring unit of the patched tree
+    file: str  # of this repository
     old: str
     new: str
     tests: tuple[str, ...]  # for the ring unit files or cases of pytest, for the others words of its -k

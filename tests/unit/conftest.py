@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from scripts.base import console, layout
 from scripts.base.errors import BuildError, SeriesError
 from scripts.base.git import Repository
 from scripts.base.pip import PipConfig
-from scripts.series import changes, export, model, tree
+from scripts.series import changes, export, formatting, model, tree
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Checkout, Source
@@ -230,7 +231,7 @@ def make_series(tmp_path: Path, kept: Kept) -> Callable[..., Path]:
             with tempfile.TemporaryDirectory() as work:
                 repository = commit_each(Path(work), [("base", base), *told])
                 first = repository.resolve(f"HEAD~{len(edits)}")
-                export.write_folder(target / "patches", export.exported_patches(repository, first))
+                export.write_folder(target / "patches", formatting.exported_patches(repository, first))
 
         shutil.rmtree(folder / to, ignore_errors=True)
         made = kept(
@@ -242,11 +243,12 @@ def make_series(tmp_path: Path, kept: Kept) -> Callable[..., Path]:
 
 
 def fill_repository(root: Path, make_series: Make, edits: Iterable[Edit], base: dict[str, str]) -> None:
-    """Files of a repository like this one: a series, one of another upstream, the matrix and CHANGES.md."""
+    """Files of a repository like this one, whose patches add what files it has of its own: no fork/."""
     root.mkdir(exist_ok=True)
     make_series(*edits, base=base, folder=root, to="patches/flash-attn")
     make_series(TWO[1], base=base, folder=root, to="patches/flash-attn-4")
-    shutil.copyfile(layout.MATRIX, root / "wheel_matrix.toml")
+    text = layout.MATRIX.read_text(encoding="utf-8")
+    (root / "wheel_matrix.toml").write_text(re.sub(r"(?m)^own = .*\n", "", text), encoding="utf-8")
     loaded = matrix.load(root / "wheel_matrix.toml")
     changes.write(root / "CHANGES.md", changes.render(loaded, root))
 

@@ -117,17 +117,6 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         (["emulate", "--cpp", "--pytest=-x"], "--cpp runs neither Python nor pytest"),
         (["emulate", "--client", "tgi"], "invalid choice: 'tgi' (choose from"),
         (["emulate", "--cpp", "--client", "sglang"], "--cpp runs neither Python nor pytest"),
-        (["emulate", "--through", "9", "--client", "vllm"], "--through has cases of its own"),
-        (["emulate", "--through", "9", "--cpp"], "--through has cases of its own"),
-        (
-            ["emulate", "--through", "9", "--kernels", "hdim64,fp16"],
-            "the cases of --through call hdim32,fp16,causal",
-        ),
-        (["emulate", "--through", "9", "--kernels", "hdim32,fp16,no-bias"], "causal, bias included"),
-        (
-            ["emulate", "--through", "Keep torch out"],
-            "comes before Run-every-call-from-a-core-without-a-framework.patch, with which kernels can be called",
-        ),
         (["archs"], "[shared-ptx] of wheel_matrix.toml is empty"),
         (["archs", "--arch", "80"], "80: no later than the PTX that they would be made from"),
         (["apply", "--source", "svn"], "'svn' is none of git, sdist, auto"),

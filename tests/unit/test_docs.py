@@ -145,7 +145,8 @@ def test_paths_of_this_repository_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", named(DOCUMENTS))
 def test_constants_and_variables_are_read_by_something(path: Path) -> None:
     folders = (ROOT / "scripts", ROOT / "tests/wheel4")  # which sets what flash_attn.cute reads
-    sources = [*(p for f in folders for p in f.rglob("*.py")), *layout.PATCHES.rglob("*.patch")]
+    own = [p for p in (ROOT / "fork").rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    sources = [*(p for f in folders for p in f.rglob("*.py")), *own, *layout.PATCHES.rglob("*.patch")]
     text = "".join(p.read_text(encoding="utf-8") for p in sources)
     for code in inline_code(path):
         if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", code):

@@ -21,29 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unidiff.patch import PatchSet
 
 from scripts.base.errors import SeriesError, UsageError
-from scripts.series import model
+from scripts.series import own
 from scripts.wheels import doctor
 from scripts.wheels.doctor import Question
-from tests.unit.conftest import ROOT, TWO, Command, Make
+from tests.unit.conftest import ROOT, Command
 
-SERIES = model.read(ROOT / "patches/flash-attn")
+OWN = own.read(ROOT / "fork/flash-attn")
 HERE = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 UPSTREAM_INIT = 'import torch\nfrom flash_attn.interface import f\n__version__ = "2.8.3"\n'
 # The first line is the patch's; the rest stands for upstream's imports.
 INIT = "import flash_attn.fork_start\nimport flash_attn_2_cuda\nimport torch\nassert torch.version.cuda[:2] == '13'\n"
-
-
-def started() -> str:
-    """The module that starts the doctor, from the patch."""
-    (patch,) = [p for p in SERIES.patches if any(c.path.startswith(doctor.FOLDER) for c in p.files)]
-    text = patch.content.decode()
-    changed = PatchSet(text[text.index("\ndiff --git ") + 1 :])
-    return "".join(
-        line.value for f in changed if f.path == "flash_attn/fork_start.py" for h in f for line in h
-    )
 
 
 @dataclass(frozen=True)
@@ -78,8 +67,8 @@ class Made:
         ]
         files = {
             "flash_attn/__init__.py": self.init,
-            "flash_attn/fork_start.py": started(),
-            **{f"{doctor.FOLDER}/{name}": text for name, text in doctor.program(SERIES).items()},
+            "flash_attn/fork_start.py": OWN.contents["flash_attn/fork_start.py"].decode(),
+            **{f"{doctor.FOLDER}/{name}": text.decode() for name, text in doctor.program(OWN).items()},
             "flash_attn/_fork.json": json.dumps(facts),
             "flash_attn_2_cuda/__init__.py": "",
             "flash_attn_2_cuda/core.so": self.extension,
@@ -244,7 +233,7 @@ def well(place: Place, drive: Drive, made: Made | None = None, torch: str = "2.1
 )
 def test_what_python_was_started_with_is_what_follows_its_own_option(words: list[str], module: str) -> None:
     module_of: dict[str, Any] = {}
-    exec(started(), module_of)  # noqa: S102 - the patch's own file
+    exec(OWN.contents["flash_attn/fork_start.py"], module_of)  # noqa: S102 - a file of ours
     assert module_of["_module"](words) == module
 
 
@@ -490,9 +479,9 @@ def test_the_user_s_python_is_not_the_command_s_own(tmp_path: Path, monkeypatch:
         doctor.users_python()
 
 
-def test_a_series_without_the_doctor_is_told(make_series: Make) -> None:
-    with pytest.raises(SeriesError, match=r"must add flash_attn/doctor whole"):
-        doctor.program(model.read(make_series(*TWO)))
+def test_own_files_without_the_doctor_are_told(tmp_path: Path) -> None:
+    with pytest.raises(SeriesError, match=r"fork/flash_attn/doctor is not there"):
+        doctor.program(own.read(tmp_path / "fork"))
 
 
 def test_the_question_becomes_the_doctor_s_words(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
@@ -120,15 +119,3 @@ def test_clients_find_the_plugins_that_the_tree_has(tmp_path: Path) -> None:
         path=[str(serving_clients.announced(tmp_path / "source", tmp_path / "emulator"))]
     )
     assert {point.group for point in other.entry_points} == {"vllm.general_plugins", "sglang.srt.plugins"}
-
-
-def test_each_patch_that_a_small_case_waits_for_is_in_the_series() -> None:
-    """Else the case is skipped for ever."""
-    named: set[str] = set()
-    for path in emulator.PREFIX_SUITE.glob("test_*.py"):
-        text = path.read_text(encoding="utf-8")
-        for words in re.findall(r"since\(([^)]*)\)|^[A-Z_]+ = (\"[A-Z].*)$", text, re.MULTILINE):
-            named.update(re.findall(r'"([^"]+)"', "".join(words)))
-    subjects = {patch.subject for patch in model.read(layout.PATCHES / "flash-attn").patches}
-    assert len(named) > 8
-    assert named <= subjects

@@ -15,7 +15,7 @@ import zstandard
 from scripts.base import layout
 from scripts.base.errors import UsageError, WheelError
 from scripts.lab import machine_code
-from scripts.series import model
+from scripts.series import clone
 from scripts.source import matrix, upstream
 from scripts.wheels import build, companions, rebuild, signing, trust
 from scripts.wheels.build import BuildOptions
@@ -196,8 +196,9 @@ def test_a_wheel_of_another_series_names_both(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(upstream, "find", lambda *_: checkout_of(BASE))
     facts = {**FACTS, "fork_revision": loaded.table.revision}
     wheel = trust.whole(whole_wheel(tmp_path, facts=facts))
-    count = len(model.read(layout.ROOT / loaded.table.series).patches)
-    said = rf"its series is d{{16}}… of 2 patches, and .* has [0-9a-f]{{16}}… of {count}; check out"
+    here = clone.series(loaded)
+    counts = rf"of {len(here.patches)} and {len(here.own.contents)}"
+    said = rf"its series is d{{16}}… of 2 patches and 0 own files, and .* has [0-9a-f]{{16}}… {counts}; check out"
     with pytest.raises(UsageError, match=said):
         rebuild.rebuild(wheel, BuildOptions(upstream.Source.SDIST))
 

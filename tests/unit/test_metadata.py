@@ -122,6 +122,7 @@ def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series:
             {"name": p.name, "subject": subject, "sha256": p.sha256, "upstream_status": "Pending"}
             for p, (subject, _) in zip(series.patches, TWO, strict=True)
         ],
+        "own_files": {},
     }
     assert told["fork_revision"] == MATRIX.table.revision
     assert told["target"] == "cu13"

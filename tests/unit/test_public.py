@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from scripts.series.rebase import Rebase
 from scripts.series.upstream_report import Signature, UpstreamChanges
 from scripts.source import matrix
 from scripts.source.releases import Release
-from tests.unit.conftest import ROOT, Make, checkout_of
+from tests.unit.conftest import ROOT, Make, checkout_of, fill_repository
 
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml").of("flash-attn-4")
 NEW = MATRIX.upstream.model_copy(update={"version": "4.0.0b99", "sdist_sha256": "9" * 64})
@@ -128,9 +127,8 @@ def test_a_rebase_tells_and_reports_them(
     make_series: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, series = tmp_path / "repository", "patches/flash-attn-4"
-    shutil.copytree(ROOT / "patches/flash-attn", root / "patches/flash-attn")
+    fill_repository(root, make_series, (), FILES)
     make_series(PATCH, base=FILES, folder=root, to=series)
-    shutil.copyfile(ROOT / "wheel_matrix.toml", root / "wheel_matrix.toml")
     changes.write(root / "CHANGES.md", changes.render(matrix.load(root / "wheel_matrix.toml"), root))
     there = FILES | {INTERFACE: FILES[INTERFACE].replace("causal=False)", "causal=False, window=None)")}
     loaded = matrix.load(root / "wheel_matrix.toml").of("flash-attn-4")

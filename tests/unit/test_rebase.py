@@ -436,7 +436,7 @@ def test_patches_that_vanish_from_the_tree_are_missed(stopped: Path) -> None:
     resolve(stopped, "value_10 = ten + 0\n")
     waits(stopped, "not yet good")
     user(stopped / "build/rebase/source", "reset", "--quiet", "--hard", "HEAD~2")
-    waits(stopped, "holds 1 commits on the new base, and 3 patches were moved")
+    waits(stopped, "holds 1 patches on the new base, and 3 were moved")
 
 
 def test_a_message_without_trailers_is_told_with_the_way_on(stopped: Path) -> None:
@@ -496,12 +496,12 @@ def test_a_patch_may_be_amended_between_two_runs_that_finish(
 def test_an_abort_that_was_interrupted_can_be_repeated(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, write = snapshot(repository), files.write
+    before, write = snapshot(repository), files.write_bytes
 
-    def interrupted_at_series(path: Path, text: str) -> None:
+    def interrupted_at_series(path: Path, content: bytes) -> None:
         if path.name == "series":
             raise KeyboardInterrupt
-        write(path, text)
+        write(path, content)
 
     with monkeypatch.context() as during:
         during.setattr(reach, "kernels", interrupted)
@@ -509,7 +509,7 @@ def test_an_abort_that_was_interrupted_can_be_repeated(
             start(repository, UPSTREAM)
         with pytest.raises(KeyboardInterrupt):
             resume(repository).skip("not wanted")
-        during.setattr(files, "write", interrupted_at_series)
+        during.setattr(files, "write_bytes", interrupted_at_series)
         with pytest.raises(KeyboardInterrupt):
             resume(repository).abort()
     assert "as they were" in resume(repository).abort()
@@ -604,7 +604,7 @@ def rebase_and_die(repository: Path, end: int | Path) -> None:
 
         return wrapped
 
-    for module, name in ((move, "pick"), (files, "write"), (export, "write_folder"), (pin, "write")):
+    for module, name in ((move, "pick"), (files, "write_bytes"), (export, "write_folder"), (pin, "write")):
         setattr(module, name, mortal(getattr(module, name)))
     start(repository, MOVED)
 

@@ -17,7 +17,8 @@ from scripts.base import layout
 from scripts.base.errors import SeriesError, UpstreamError, UsageError, WheelError
 from scripts.base.git import Repository
 from scripts.commands import forecast as forecast_command
-from scripts.series import changes, forecast, landed, lint, model, tree
+from scripts.series import changes, forecast, ground, landed, lint, model, tree
+from scripts.series.own import OwnFiles
 from scripts.series.rebase import Rebase
 from scripts.source import matrix, pin, releases, sdist, upstream
 from scripts.source.releases import Release
@@ -115,7 +116,7 @@ def test_a_flat_sdist_and_the_repository_give_the_same_files(
         upstream.materialise(known, checkout, tmp_path / checkout.source.value)
         assert made(tmp_path / checkout.source.value) == FILES
         assert checkout.read(f"{PACKAGE}/LICENSE") == b"a licence\n"
-    assert tree.base_of(known, from_sdist) == tree.base_of(known, from_git)
+    assert ground.base_of(known, from_sdist, OwnFiles()) == ground.base_of(known, from_git, OwnFiles())
 
 
 def test_a_clone_that_lacks_the_commit_or_a_release_without_the_package_is_told(tmp_path: Path) -> None:

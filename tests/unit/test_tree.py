@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scripts.base import layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import export, model, tree
+from scripts.series import export, formatting, model, tree
 from scripts.source import matrix
 from tests.unit.conftest import (
     BASE,
@@ -277,7 +277,7 @@ def test_a_tree_of_an_older_version_of_this_program_is_replaced_when_nothing_is_
         apply(series, applied.root)
     user(applied.root, "stash", "drop")
     assert apply(series, applied.root) == applied
-    assert json.loads(marker.read_text())["format"] == 2
+    assert json.loads(marker.read_text())["format"] == 3
 
 
 def test_a_pulled_series_replaces_an_untouched_tree(
@@ -663,7 +663,7 @@ def test_apply_and_export_are_each_other_s_inverse(
     applied = apply(model.read(patches), folder / "source")
     assert export.export(applied.root, patches) == NOTHING
     repository = Repository(applied.root, SeriesError)
-    export.write_folder(folder / "again", export.exported_patches(repository, applied.base))
+    export.write_folder(folder / "again", formatting.exported_patches(repository, applied.base))
     assert content(folder / "again") == before == content(patches)
     assert apply(model.read(folder / "again"), folder / "other").commit == applied.commit
 
@@ -681,7 +681,7 @@ def test_check_of_an_old_tree_does_not_advise_what_export_would_refuse(
 def test_a_damaged_note_of_what_was_applied_is_refused_by_file_and_key(
     series: model.Series, applied: tree.Tree
 ) -> None:
-    (applied.root / ".git/series.json").write_text('{"format": 2, "pin": 3}')
+    (applied.root / ".git/series.json").write_text('{"format": 3, "pin": 3}')
     with pytest.raises(SeriesError, match=r"series\.json is damaged: pin: .*apply -- --reset"):
         apply(series, applied.root)
     assert apply(series, applied.root, reset=True).commit == applied.commit

@@ -1,0 +1,82 @@
+// Calls whose chunks have thread blocks of their own, in slices that share one scratch buffer.
+//
+// The partial results of a call's chunks can take more memory than its inputs: 384 queries of 32 heads on
+// 2^20 keys, in chunks of 512, leave 12 GiB. So such a call runs slice by slice: a kernel computes the
+// partial results of some of the call's rows, a second folds them, and the next slice takes the same memory.
+// A row's chunks are computed and folded as ever, so no bit depends on where a call is cut. fork_split.h says
+// how much memory that is.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <cuda_runtime.h>
+
+#include "namespace_config.h"
+
+namespace FLASH_NAMESPACE {
+namespace fork_slices {
+
+constexpr int kRows = 64;  // of a thread block: kBlockM of the split kernels, but for tall tiles
+
+// A part of a call, or the size of the largest: whole sequences, whole heads of one sequence, or blocks of
+// rows of one head. Heads whose rows share tiles count as one.
+struct Slice {
+    int b, h, rows;
+    int first_b, first_h, first_row;
+};
+
+// So many at once that as few slices as the limit allows have nearly the same size.
+inline int evenly(const int count, const int64_t limit) {
+    const int64_t slices =
+        std::max<int64_t>(1, (count + std::max<int64_t>(1, limit) - 1) / std::max<int64_t>(1, limit));
+    return int((count + slices - 1) / slices);
+}
+
+// The largest slice of a call, whose rows take so many bytes each, that fits the budget.
+inline Slice largest(
+    const int b, const int h, const int rows, const int64_t bytes_per_row, const int64_t budget) {
+    const int64_t head = bytes_per_row * rows;
+    if (head > budget) {
+        return {1, 1,
+            std::min(rows, kRows * evenly((rows + kRows - 1) / kRows, budget / (bytes_per_row * kRows)))};
+    }
+    if (head * h > budget) { return {1, evenly(h, budget / head), rows}; }
+    return {evenly(b, head * h == 0 ? b : budget / (head * h)), h, rows};
+}
+
+// Launches for each slice, with params.slice set to it and the grid of its thread blocks of so many rows.
+// params.slice is the largest.
+template<typename Params, typename Launch>
+void each(Params &params, const int block_rows, Launch &&launch) {
+    const Slice largest = params.slice;
+    const int num_heads = params.h / params.group, num_rows = params.seqlen_q * params.group;
+    for (int b = 0; b < params.b; b += largest.b) {
+        for (int h = 0; h < num_heads; h += largest.h) {
+            for (int row = 0; row == 0 || row < num_rows;
+                row += std::max(1, largest.rows)) {  // once where there is no row: an error
+                const Slice slice{std::min(largest.b, params.b - b), std::min(largest.h, num_heads - h),
+                    std::min(largest.rows, num_rows - row), b, h, row};
+                params.slice = slice;
+                launch(
+                    dim3((slice.rows + block_rows - 1) / block_rows * params.num_splits, slice.h, slice.b));
+            }
+        }
+    }
+    params.slice = largest;
+}
+
+// Rows of partial results: of one chunk, and where a row's is.
+__host__ __device__ __forceinline__ int64_t num_rows(const Slice &slice) {
+    return int64_t(slice.b) * slice.h * slice.rows;
+}
+__host__ __device__ __forceinline__ int64_t row_at(
+    const Slice &slice, const int n_split_idx, const int bidb, const int bidh, const int row) {
+    return ((int64_t(n_split_idx) * slice.b + bidb - slice.first_b) * slice.h + bidh - slice.first_h)
+        * slice.rows
+        + row - slice.first_row;
+}
+
+}  // namespace fork_slices
+}  // namespace FLASH_NAMESPACE

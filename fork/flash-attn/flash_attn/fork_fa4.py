@@ -1,0 +1,333 @@
+"""Calls on FlashAttention-4's kernels, by the names and arguments of flash_attn_2_cuda and with its results.
+
+What differs between the packages is mapped here:
+
+- windows that are open (-1 here, None there), and a softcap of 0 or less
+- head dims that are no multiple of 8
+- lengths of sequences in pages
+- the log-sum-exp of a row that sees no key (+inf here, -inf there)
+- errors, which are first looked for in this package's words
+
+What stays different, in packed calls:
+
+- NaN or Inf in values past a sequence's end reaches its rows; in the backward pass also such queries and gradients of
+  the output. Past the end lie the next sequence, the unused rest of a buffer, and what ``seqused_k`` leaves out.
+- Gradients in one order ask for a ``max_seqlen`` that holds: one that is too short may wait for ever or write out of
+  bounds. FA2_CHECK=1 makes it a ValueError.
+- A ``max_seqlen`` that is a tensor is read on the host: the call waits for the GPU, and no CUDA graph can hold it.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import flash_attn_2_cuda as own
+import torch
+
+Tensors = List[torch.Tensor]
+_TARGET = os.environ.get("FLASH_ATTENTION_ARCH")  # what flash_attn.cute compiles for, whatever the GPU
+_CHECK = os.environ.get("FA2_CHECK") == "1"
+_LONGEST_WINDOW = 2**30  # as good as open, and a position plus it stays in 32 bits
+_INSTALL = (
+    "install the flash_attn_4 wheel of this project, with what it requires: "
+    "nox -s build -- --upstream flash-attn-4; pip install dist/flash_attn_4-….whl"
+)
+
+# Whether they are there -------------------------------------------------------------------------------------
+
+
+def check_installed() -> None:
+    """Raise RuntimeError unless the wheel's files are there; imports none of them."""
+    spec = importlib.util.find_spec("flash_attn.cute")
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"kernels 'fa4' need flash_attn.cute, which is not installed: {_INSTALL}")
+    if not Path(spec.origin).with_name("fork_kvcache.py").exists():
+        raise RuntimeError(
+            f"kernels 'fa4' need a flash_attn.cute with flash_attn_with_kvcache; {Path(spec.origin).parent} is "
+            f"upstream's or an older one: {_INSTALL}"
+        )
+
+
+@functools.lru_cache(maxsize=None)
+def cute() -> Any:
+    """flash_attn.cute's interface."""
+    check_installed()
+    try:
+        from flash_attn.cute import interface
+    except ImportError as error:
+        raise RuntimeError(f"kernels 'fa4': flash_attn.cute does not import ({error}): {_INSTALL}") from error
+    return interface
+
+
+def check_usable(major: int) -> None:
+    """Raise RuntimeError unless flash_attn.cute imports and serves the current GPU; where there is none, it may."""
+    cute()
+    if _TARGET is None and not torch.cuda.is_available():
+        return
+    found = capability(torch.device("cuda"))
+    if found[0] != major:
+        raise RuntimeError(
+            f"kernels 'fa4' serve compute capability {major}.x; this GPU has {found[0]}.{found[1]}: "
+            "keep 'fa2', which serves it"
+        )
+
+
+def capability(device: torch.device) -> Tuple[int, int]:
+    """A GPU's compute capability; where FLASH_ATTENTION_ARCH names one, that."""
+    if _TARGET is not None:
+        found = int(cute()._get_device_arch())
+        return found // 10, found % 10
+    return _capability(device.index) if device.type == "cuda" else (0, 0)
+
+
+@functools.lru_cache(maxsize=None)
+def _capability(index: Optional[int]) -> Tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def provenance() -> Optional[Dict[str, Any]]:
+    """What the flash_attn_4 wheel says of itself, where it is loaded."""
+    module = sys.modules.get("flash_attn.cute")
+    try:
+        return None if module is None else module.fork_info()
+    except (AttributeError, FileNotFoundError):  # not from a wheel, or not this project's
+        return None
+
+
+# Arguments --------------------------------------------------------------------------------------------------
+
+_PLACES = {  # of what their kernels do not serve, in a call of flash_attn_2_cuda
+    "fwd": {"alibi_slopes": 4, "dropout_p": 5},
+    "varlen_fwd": {"cache_leftpad": 7, "alibi_slopes": 9, "dropout_p": 12},
+    "bwd": {"alibi_slopes": 9, "dropout_p": 10},
+    "varlen_bwd": {"alibi_slopes": 11, "dropout_p": 14},
+    "fork_fwd_kvcache": {"cache_leftpad": 9, "alibi_slopes": 11, "attn_mask": 20, "attn_bias": 21, "learnable_sink": 22},
+}
+
+
+def options_of(name: str, given: Tuple[Any, ...]) -> Dict[str, Any]:
+    """What a call has of the options that are not served: None or False where it has not."""
+    found = {option: given[place] for option, place in _PLACES[name].items()}
+    if "dropout_p" in found:
+        found["dropout_p"] = float(found["dropout_p"]) != 0.0
+    return found
+
+
+def _side(window: int) -> Optional[int]:
+    return window if 0 <= window < _LONGEST_WINDOW else None
+
+
+def _options(scale: float, causal: bool, left: int, right: int, softcap: float) -> Dict[str, Any]:
+    return {
+        "softmax_scale": float(scale),
+        "causal": bool(causal),
+        "window_size_left": _side(left),
+        "window_size_right": _side(right),
+        "softcap": max(float(softcap), 0.0),
+    }
+
+
+def _on(device: torch.device) -> Any:
+    """Kernels are launched on the current GPU."""
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
+def _in_our_words(call: Callable[[], Any], *checked: Any) -> Any:
+    """The call's result; of one that fails, this package's own error if it has one: what is checked of a traced call."""
+    try:
+        return call()
+    except Exception:
+        from .fork_front import check_traced
+
+        check_traced(*checked)
+        raise
+
+
+def _check_longest(lengths: Dict[str, Any], used: Any = None) -> None:
+    """With FA2_CHECK=1: wait for the GPU, and look for a sequence that is longer than the call says.
+
+    Args:
+        lengths: cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k.
+        used: int32 (batch), the keys of each sequence where cu_seqlens_k does not tell them.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if not _CHECK or lengths["cu_seqlens_q"].numel() < 2:
+        return
+    for letter in "qk":
+        tokens, longest = lengths[f"cu_seqlens_{letter}"].diff(), lengths[f"max_seqlen_{letter}"]
+        if letter == "k" and used is not None:
+            tokens = used
+        most, place = (int(found) for found in tokens.max(dim=0))
+        if most > longest:
+            raise ValueError(
+                f"FA2_CHECK: max_seqlen_{letter} is {longest}; sequence {place} has {most} tokens of {letter}"
+            )
+
+
+def _check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Their kernels take values of another head dim than the keys'; this package's results have no room for them."""
+    if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"q, k and v must have one head_dim, and k and v one shape; they have {list(q.shape)}, {list(k.shape)} "
+            f"and {list(v.shape)}"
+        )
+
+
+def _own_lse(lse: torch.Tensor) -> torch.Tensor:
+    """In place: +inf where a row sees no key. Gradients take it as well."""
+    return torch.nan_to_num_(lse, nan=math.nan, posinf=math.inf, neginf=math.inf)
+
+
+# Calls ------------------------------------------------------------------------------------------------------
+
+
+def _results(q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Tensors:
+    """With the empty tensors that a call without dropout has."""
+    return [out, lse, q.new_empty(0), q.new_empty(2, dtype=torch.int64)]
+
+
+def fwd(
+    q: Any, k: Any, v: Any, out: Any, _: Any, __: Any, scale: float, causal: bool, left: int, right: int,
+    softcap: float, *___: Any,
+) -> Tensors:  # fmt: skip
+    """out, lse, and what dropout would have; as flash_attn_2_cuda.fwd."""
+    options = _options(scale, causal, left, right, softcap)
+
+    def call() -> Tensors:
+        _check_heads(q, k, v)
+        result = torch.empty_like(q) if out is None else out
+        with _on(q.device):
+            _, lse, *_ = cute()._flash_attn_fwd(q, k, v, return_lse=True, out=result, **options)
+        limited = options["causal"] or left >= 0 or right >= 0
+        hides = k.shape[1] == 0 or (limited and q.shape[1] > k.shape[1])
+        return _results(q, result, _own_lse(lse) if hides else lse)
+
+    return _in_our_words(call, (q, k, v, None), (0.0, scale, causal, left, right, softcap))
+
+
+def varlen_fwd(
+    q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_k: Any, _: Any, block_table: Any, __: Any,
+    max_seqlen_q: int, max_seqlen_k: int, ___: Any, scale: float, zero_tensors: bool, causal: bool, left: int, right: int,
+    softcap: float, *____: Any,
+) -> Tensors:  # fmt: skip
+    """As flash_attn_2_cuda.varlen_fwd, but for values past a sequence's end: they must be finite."""
+    lengths = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "max_seqlen_q": int(max_seqlen_q),
+        "max_seqlen_k": int(max_seqlen_k),
+    }
+
+    def call() -> Tensors:
+        _check_heads(q, k, v)
+        result = torch.empty_like(q) if out is None else out
+        if zero_tensors:  # rows of no sequence
+            result.zero_()
+        if max_seqlen_k == 0:
+            return _results(
+                q, result.zero_(), q.new_full((q.shape[1], q.shape[0]), math.inf, dtype=torch.float32)
+            )
+        with _on(q.device):
+            _check_longest({**lengths, "cu_seqlens_k": cu_seqlens_k}, seqused_k)
+            keys = _keys(k, cu_seqlens_k, seqused_k, block_table)
+            options = _options(scale, causal, left, right, softcap)
+            _, lse, *_ = cute()._flash_attn_fwd(
+                q, k, v, return_lse=True, out=result, **lengths, **keys, **options
+            )
+        return _results(q, result, _own_lse(lse))
+
+    if block_table is not None:  # whose pages may be of other sizes than this package's
+        return call()
+    tables = (cu_seqlens_q, cu_seqlens_k, seqused_k, None, None)
+    scalars = (0.0, scale, causal, left, right, softcap)
+    return _in_our_words(call, (q, k, v, None), scalars, tables, (max_seqlen_q, max_seqlen_k))
+
+
+def _keys(k: torch.Tensor, cu_seqlens_k: Any, seqused_k: Any, block_table: Any) -> Dict[str, Any]:
+    """Where the keys of packed sequences lie. In pages cu_seqlens_k tells their lengths."""
+    if block_table is None:
+        return {"cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
+    used = torch.diff(cu_seqlens_k) if seqused_k is None else seqused_k
+    used = used.clamp(0, block_table.shape[1] * k.shape[1])  # nothing past the table is read
+    return {"seqused_k": used, "page_table": block_table, "pages_by_row": True}
+
+
+def _gradients(
+    tensors: Tuple[Any, ...],
+    given: Tensors,
+    options: Dict[str, Any],
+    deterministic: bool,
+    lengths: Dict[str, Any],
+) -> Tensors:
+    """dq, dk and dv, into what is given of them."""
+    dout, q, k, v, out, lse = tensors
+    ordered = bool(deterministic) or own.get_deterministic_mode()[0]
+    dq, dk, dv = given
+    with _on(q.device):
+        found = cute()._flash_attn_bwd(
+            q, k, v, out, dout, lse, deterministic=ordered, dq=dq, dk=dk, dv=dv, **options, **lengths
+        )
+    return list(found)
+
+
+def bwd(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, _: Any, __: Any, scale: float, causal: bool,
+    left: int, right: int, softcap: float, deterministic: bool, *___: Any,
+) -> Tensors:  # fmt: skip
+    """dq, dk, dv, and room of the size of flash_attn_2_cuda.bwd's fourth result."""
+    options = _options(scale, causal, left, right, softcap)
+    found = _gradients((dout, q, k, v, out, lse), [dq, dk, dv], options, deterministic, {})
+    rows = -(-q.shape[1] // 128) * 128
+    return [*found, q.new_empty((q.shape[0], q.shape[2], rows), dtype=torch.float32)]
+
+
+def varlen_bwd(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, _: Any,
+    max_seqlen_q: int, max_seqlen_k: int, __: Any, scale: float, zero_tensors: bool, causal: bool, left: int, right: int,
+    softcap: float, deterministic: bool, *___: Any,
+) -> Tensors:  # fmt: skip
+    """As bwd, of packed sequences: what lies past their ends must be finite, and max_seqlen_q and max_seqlen_k hold."""
+    grads = [torch.empty_like(t) if given is None else given for t, given in zip((q, k, v), (dq, dk, dv))]
+    if zero_tensors or max_seqlen_k == 0:
+        for grad in grads:
+            grad.zero_()
+    if max_seqlen_k > 0:
+        options = _options(scale, causal, left, right, softcap)
+        lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        longest = {"max_seqlen_q": int(max_seqlen_q), "max_seqlen_k": int(max_seqlen_k)}
+        _check_longest({**lengths, **longest})
+        grads = _gradients((dout, q, k, v, out, lse), grads, options, deterministic, {**lengths, **longest})
+    rows = q.shape[0] + 128 * (cu_seqlens_q.numel() - 1)
+    return [*grads, q.new_empty((q.shape[1], rows), dtype=torch.float32)]
+
+
+def fork_fwd_kvcache(
+    q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cache_seqlens: Any, rotary_cos: Any, rotary_sin: Any, cache_batch_idx: Any,
+    _: Any, block_table: Any, __: Any, out: Any, scale: float, causal: bool, left: int, right: int, softcap: float,
+    rotary_interleaved: bool, ___: Any, ____: Any, _____: Any, ______: Any, wants_lse: bool,
+) -> Tensors:  # fmt: skip
+    """out, and lse where it is wanted; head dims that are no multiple of 8 are padded in copies of the caches, as in flash_attn_2_cuda."""
+    cute()
+    from flash_attn.cute import flash_attn_with_kvcache
+
+    tensors = [q, k_cache, v_cache, k, v]
+    padded = [own._padded(t) for t in tensors] if q.shape[-1] % 8 else tensors
+    with _on(q.device):
+        found = flash_attn_with_kvcache(
+            *padded, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, page_table=block_table,
+            softmax_scale=float(scale), causal=bool(causal), window_size=(_side(left), _side(right)),
+            softcap=max(float(softcap), 0.0), rotary_interleaved=bool(rotary_interleaved),
+            return_softmax_lse=wants_lse, out=out if padded is tensors else None,
+        )  # fmt: skip
+    result, lse = found if wants_lse else (found, None)
+    if padded is not tensors:
+        result = own._cut(result, out, (k_cache, v_cache), padded[1:3] if k is not None else None)
+    return [result, _own_lse(lse) if wants_lse else None]

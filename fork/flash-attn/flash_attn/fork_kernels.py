@@ -1,0 +1,255 @@
+"""Which kernels flash_attn's functions run on: this package's, or FlashAttention-4's from the flash_attn_4 wheel.
+
+``set_kernels("fa4")`` chooses for the process, ``with kernels("fa4"):`` for a thread or asyncio task.
+FlashAttention-4's kernels are for Hopper (compute capability 9.x). They serve dense, packed and varlen calls, and
+those on a cache, forward and backward. Which calls they serve follows from the GPU, dtype, head dim and
+options alone, never from shapes or lengths: with the deterministic mode on, decode has the bits of prefill on them too.
+They do not serve ALiBi slopes, dropout, attn_mask, attn_bias, learnable_sink and cache_leftpad, nor head dims that are no multiple
+of 16 once padded to one of 8. Such calls run on this package's kernels, or with ``otherwise="error"`` are a
+``NotImplementedError``.
+
+Bits depend on the kernels. A call's gradients are computed by those that its forward call ran on. A
+``torch.compile``d function obeys what it runs under, and its gradients the process-wide choice.
+
+Environment, read when ``flash_attn`` is imported (a value that is none of these is a ``ValueError``):
+    FA2_KERNELS: ``fa2`` or ``fa4``, the process-wide choice to start with. Default ``fa2``.
+    FA2_KERNELS_OTHERWISE: ``fa2`` or ``error``, what becomes of calls that they do not serve. Default ``fa2``.
+"""
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import os
+import sys
+from collections import Counter
+from typing import Any, Callable, NamedTuple, Optional, Tuple
+
+import torch
+
+from . import fork_fa4
+from .determinism import _eager
+
+__all__ = ["Kernels", "get_kernels", "kernels", "set_kernels"]
+
+FAMILIES, OTHERWISE = ("fa2", "fa4"), ("fa2", "error")
+SERVED_DTYPES = (torch.float16, torch.bfloat16)
+# Once padded to a multiple of 8, as ever: those at which all of their kernels compile, of caches and gradients too.
+SERVED_HEAD_DIMS = frozenset(range(16, 257, 16))
+SERVED_CAPABILITY = 9  # its major part
+LARGEST_HEAD_DIM = 256  # of any kernels
+
+ON = False  # whether anybody asked for other kernels: until then a call costs this test
+_DEBUG = os.environ.get("FA2_DEBUG") == "1"
+_calls: "Counter[str]" = Counter()  # since somebody asked
+
+
+class Kernels(NamedTuple):
+    """The choice in force: ``family`` fa2 or fa4, and what becomes of calls that fa4's do not serve."""
+
+    family: str
+    otherwise: str
+
+
+class Asked(NamedTuple):
+    """All of a call that decides which kernels serve it. Shapes and lengths are not among it."""
+
+    capability: Tuple[int, int]
+    dtype: torch.dtype
+    head_dim: int
+    options: Tuple[str, ...] = ()  # what it has that may not be served
+
+
+@functools.lru_cache(maxsize=None)
+def unserved(asked: Asked) -> Optional[str]:
+    """What FlashAttention-4's kernels do not serve of a call; None where they serve it."""
+    if asked.capability[0] != SERVED_CAPABILITY:
+        return "compute capability {}.{}".format(*asked.capability)
+    if asked.dtype not in SERVED_DTYPES:
+        return f"dtype {asked.dtype}"
+    if -(-asked.head_dim // 8) * 8 not in SERVED_HEAD_DIMS:
+        return f"head_dim {asked.head_dim}"
+    return " and ".join(asked.options) or None
+
+
+# The switch ------------------------------------------------------------------------------------------------
+
+
+def _checked(family: str, otherwise: str) -> Kernels:
+    for name, value, known in (("family", family, FAMILIES), ("otherwise", otherwise, OTHERWISE)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is neither {known[0]!r} nor {known[1]!r}")
+    return Kernels(family, otherwise)
+
+
+def _of_environment() -> Kernels:
+    found = []
+    for name, known in (("FA2_KERNELS", FAMILIES), ("FA2_KERNELS_OTHERWISE", OTHERWISE)):
+        value = os.environ.get(name) or known[0]
+        if value not in known:
+            raise ValueError(f"{name}='{value}' is neither {known[0]} nor {known[1]}")
+        found.append(value)
+    return Kernels(*found)
+
+
+_process = _of_environment()
+_scopes: "contextvars.ContextVar[Tuple[kernels, ...]]" = contextvars.ContextVar(
+    "flash_attn.kernels_scopes", default=()
+)
+if _process.family == "fa4":
+    fork_fa4.check_installed()  # without importing it, which takes seconds and may start CUDA
+    ON = True
+
+
+@_eager
+def _prepared(family: str, otherwise: str) -> Kernels:
+    """The choice, if there are such kernels here."""
+    global ON
+    choice = _checked(family, otherwise)
+    if choice.family == "fa4":
+        fork_fa4.check_usable(SERVED_CAPABILITY)
+        ON = True
+    return choice
+
+
+def set_kernels(family: str = "fa2", otherwise: str = "fa2") -> None:
+    """Choose the kernels for the whole process: every thread, from its next call on. An open scope goes before it.
+
+    Args:
+        family: ``"fa2"``, this package's; ``"fa4"``, those of the flash_attn_4 wheel.
+        otherwise: where calls go that ``"fa4"`` does not serve: ``"fa2"``, or ``"error"`` for a
+            ``NotImplementedError`` that names what is not served.
+
+    Raises:
+        ValueError: another word.
+        RuntimeError: the flash_attn_4 wheel is missing, or another one, or does not serve this GPU.
+    """
+    global _process
+    _process = _prepared(family, otherwise)
+
+
+def get_kernels() -> Kernels:
+    """The choice that a call made here and now would run under, scopes included."""
+    scopes = _scopes.get()
+    return scopes[-1].choice if scopes else _process
+
+
+class kernels(contextlib.ContextDecorator):
+    """Choose the kernels inside a ``with`` block, or for a function that it decorates.
+
+    It holds for this thread or asyncio task alone, as ``deterministic_mode`` does: threads started inside do not
+    inherit it, nor does activation checkpointing in backward. Arguments and errors as in :func:`set_kernels`.
+    """
+
+    def __init__(self, family: str = "fa2", otherwise: str = "fa2") -> None:
+        self.choice = _prepared(family, otherwise)
+
+    @_eager
+    def __enter__(self) -> None:
+        _scopes.set((*_scopes.get(), self))
+
+    @_eager
+    def __exit__(self, *_: object) -> None:
+        scopes = _scopes.get()
+        places = [place for place, one in enumerate(scopes) if one is self]
+        if not places:
+            raise RuntimeError(
+                "kernels(): the scope was opened in another thread or asyncio task, or not at all"
+            )
+        _scopes.set(scopes[: places[-1]] + scopes[places[-1] + 1 :])
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        late = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(kind(function) for kind in late):  # its body runs after the call has returned
+            raise TypeError(f"kernels() cannot decorate {function!r}: open the scope inside its body")
+        return super().__call__(function)
+
+
+def note(ctx: Any) -> None:
+    """Note with a forward call which kernels it runs on, for its backward."""
+    if ON:
+        ctx.fork_kernels = get_kernels()
+
+
+def noted(ctx: Any) -> Any:
+    """A scope with the choice that was noted. A forward call that ran before anybody chose ran on this package's."""
+    if not ON:
+        return contextlib.nullcontext()
+    scope = kernels("fa2")
+    scope.choice = getattr(ctx, "fork_kernels", None) or scope.choice
+    # Where the forward call was traced and its backward is not, nobody noted anything.
+    return scope if hasattr(ctx, "fork_mode") else contextlib.nullcontext()
+
+
+def told() -> Any:
+    """For fork_info: the choice, how many calls which kernels ran, and what fa4's are made of where they are loaded."""
+    choice = get_kernels()
+    return {**choice._asdict(), "calls": dict(_calls), "flash_attn_4": fork_fa4.provenance()}
+
+
+# Calls, by the names and arguments of flash_attn_2_cuda -----------------------------------------------------
+
+
+def takes_fa4(function: str, q: torch.Tensor, **options: Any) -> bool:
+    """Whether a call runs on FlashAttention-4's kernels; options: what it has of those that they do not serve.
+
+    Raises:
+        NotImplementedError: they do not serve it, and calls are not to go elsewhere.
+    """
+    choice = get_kernels()
+    if choice.family != "fa4":
+        return False
+    present = tuple(name for name, value in options.items() if value is not None and value is not False)
+    asked = Asked(fork_fa4.capability(q.device), q.dtype, q.shape[-1], present)
+    reason = unserved(asked)
+    # Of a call that no kernels serve, the others say what is wrong.
+    others_may = asked.dtype in SERVED_DTYPES and asked.head_dim <= LARGEST_HEAD_DIM
+    if reason is not None and choice.otherwise == "error" and others_may:
+        raise NotImplementedError(
+            f"{function}: FlashAttention-4's kernels do not serve {reason}; "
+            "set_kernels('fa4', otherwise='fa2') lets such calls run on flash_attn's own"
+        )
+    _tell(function, reason)
+    return reason is None
+
+
+def _tell(function: str, reason: Optional[str]) -> None:
+    _calls["fa4" if reason is None else f"fa2: {reason}"] += 1
+    if _DEBUG:
+        words = "kernels=fa4" if reason is None else f"kernels=fa2, for fa4's do not serve {reason}"
+        sys.stderr.write(f"[flash-attn] {function}: {words}\n")
+
+
+def fwd(*given: Any) -> Any:
+    return _run("fwd", given) if ON else fork_fa4.own.fwd(*given)
+
+
+def varlen_fwd(*given: Any) -> Any:
+    return _run("varlen_fwd", given) if ON else fork_fa4.own.varlen_fwd(*given)
+
+
+def bwd(*given: Any) -> Any:
+    return _run("bwd", given) if ON else fork_fa4.own.bwd(*given)
+
+
+def varlen_bwd(*given: Any) -> Any:
+    return _run("varlen_bwd", given) if ON else fork_fa4.own.varlen_bwd(*given)
+
+
+def fork_fwd_kvcache(*given: Any) -> Any:
+    """Its last argument, which the other has not, is whether the log-sum-exp is wanted.
+
+    No operator of torch's hides it from torch.compile, which would trace what compiles the kernels.
+    """
+    return _run_eagerly("fork_fwd_kvcache", given) if ON else fork_fa4.own.fork_fwd_kvcache(*given[:-1])
+
+
+def _run(name: str, given: Tuple[Any, ...]) -> Any:
+    options = fork_fa4.options_of(name, given)
+    first = given[1] if name.endswith("bwd") else given[0]  # q
+    if takes_fa4(name, first, **options):
+        return getattr(fork_fa4, name)(*given)
+    return getattr(fork_fa4.own, name)(*(given[:-1] if name == "fork_fwd_kvcache" else given))
+
+
+_run_eagerly = _eager(_run)

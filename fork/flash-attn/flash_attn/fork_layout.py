@@ -1,0 +1,88 @@
+"""Where the rows of a tensor lie: kernels load 16 bytes at once."""
+
+from typing import Optional
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+BYTES = 16
+FAR = 2**31 // 128  # the backward pass steps over 128 tokens at most, in 32 bits
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether all rows, of the last dimension, begin at multiples of 16 bytes."""
+    if type(tensor) is FakeTensor:  # lies nowhere; but rows an element apart are never all aligned
+        return not any(
+            length > 1 and stride == 1 for length, stride in zip(tensor.shape[:-1], tensor.stride())
+        )
+    rows = 0
+    for stride in tensor.stride()[:-1]:
+        rows |= stride
+    size = tensor.element_size()
+    if (
+        not (tensor.data_ptr() | rows * size) % BYTES
+    ):  # nearly all tensors: what every call takes is up to here
+        return True
+    used = [stride for length, stride in zip(tensor.shape[:-1], tensor.stride()) if length > 1]
+    return tensor.numel() == 0 or not (
+        tensor.data_ptr() % BYTES or any(stride * size % BYTES for stride in used)
+    )
+
+
+def loadable(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """The tensor, or a copy of one whose elements are floating-point and whose rows are not aligned or have
+    gaps.
+
+    A copy for alignment's sake has its dimensions in the order of the tensor's, so that ``result_like`` gives
+    both the same strides.
+    """
+    if tensor is None:
+        return None
+    if tensor.stride()[-1] != 1:
+        return tensor.contiguous()
+    if is_aligned(tensor) or not tensor.is_floating_point():
+        return tensor
+    copy = tensor.clone()
+    return (
+        copy if copy.stride()[-1] == 1 else tensor.contiguous()
+    )  # of rows that overlap an order may begin with theirs
+
+
+def result_like(tensor: torch.Tensor) -> torch.Tensor:
+    """``empty_like``, but for rows whose elements would not follow each other: kernels write whole rows."""
+    result = torch.empty_like(tensor)
+    return (
+        result
+        if result.stride()[-1] == 1
+        else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    )
+
+
+def is_far(tensor: torch.Tensor) -> bool:
+    """Whether tokens, of the dimension before those of heads and elements, lie too far apart for backward."""
+    return tensor.shape[-3] > 1 and tensor.stride(-3) >= FAR
+
+
+def steppable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as ``loadable`` gives it, or a contiguous copy of one that ``is_far``."""
+    return tensor.contiguous() if is_far(tensor) else loadable(tensor)
+
+
+def gradient_like(tensor: torch.Tensor) -> torch.Tensor:
+    """``result_like``, but contiguous where the tensor ``is_far``."""
+    if is_far(tensor):
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return result_like(tensor)
+
+
+def check(**caches: torch.Tensor) -> None:
+    """Raises ValueError for a tensor that must be used in place and whose rows are not aligned.
+
+    One whose head dim is no multiple of 8 is not used in place: it is padded, in a copy.
+    """
+    for name, cache in caches.items():
+        if cache.shape[-1] % 8 == 0 and not is_aligned(cache):
+            raise ValueError(
+                f"{name} (strides {cache.stride()}, begun {cache.data_ptr() % BYTES} bytes past a multiple of {BYTES}) has rows that begin "
+                f"at no multiple of {BYTES} bytes: a cache is used in place, so allocate one whose rows do"
+            )

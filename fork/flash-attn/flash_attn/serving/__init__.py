@@ -1,0 +1,1 @@
+"""What other programs load: attention for Transformers' models, and backends of serving engines."""

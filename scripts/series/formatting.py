@@ -1,0 +1,138 @@
+"""Commits of a tree as patches, and apart from them our own files."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.base.errors import SeriesError
+from scripts.series import ground, model, restack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from scripts.base.git import Repository
+
+
+@dataclass(frozen=True)
+class Split:
+    """A tree's commits, told apart: our own files, and patches of upstream's."""
+
+    base: str  # the commit of our own files, on upstream's
+    tip: str
+    own: Mapping[str, bytes]
+    patches: dict[str, bytes]
+
+
+def format_patches(repository: Repository, base: str, target: Path, tip: str = "HEAD") -> list[str]:
+    """Write the commits after ``base`` as canonical patches into ``target``; return their names in order.
+
+    A name is the subject's, without a number: the order is in ``series`` alone, so that a patch which comes,
+    goes or moves renames no other.
+
+    Raises:
+        SeriesError: two would have one name.
+    """
+    options = [
+        "--zero-commit",
+        "--no-signature",
+        "--no-numbered",
+        "--no-renames",
+        "--diff-algorithm=histogram",
+        "--stat=72",
+    ]
+    options += [
+        "--no-attach",
+        "--no-thread",
+        "--no-add-header",
+        "--no-encode-email-headers",
+        "--no-full-index",
+        "--abbrev=12",
+    ]
+    options += ["--filename-max-length=100", f"--output-directory={target.resolve()}"]
+    out = repository.run("format-patch", *options, f"{base}..{tip}", writes=False)
+    return _without_numbers(repository, [Path(line) for line in out.splitlines()])
+
+
+def _require_patches(repository: Repository, base: str, tip: str) -> None:
+    """Refuse a merge, an empty commit, and one that waits to be folded: no patch can hold them."""
+    for commit in repository.commits(base, tip):
+        about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
+        if re.match(r"\w+ (fixup|squash|amend)! ", about):
+            raise SeriesError(
+                f"{repository.root}: commit {about} is not folded into its patch yet: "
+                "git rebase -i --autosquash base"
+            )
+        if " " in repository.run("log", "-1", "--format=%P", commit, writes=False):
+            raise SeriesError(
+                f"{repository.root}: commit {about} is a merge; a series is a line (git rebase makes one)."
+            )
+        if not repository.run("diff-tree", "--no-commit-id", "--name-only", commit, writes=False):
+            raise SeriesError(f"{repository.root}: commit {about} changes no file; drop it (git rebase -i).")
+
+
+def split(repository: Repository, base: str, own: Mapping[str, bytes] | None, tip: str = "HEAD") -> Split:
+    """Tell commits apart: patches of upstream's files, on a commit of our own files.
+
+    A commit of our own files alone is no patch.
+
+    Args:
+        repository: a tree.
+        base: what the commits stand on.
+        own: our own files as they are at the end; None: they are not told apart, and patches add them.
+        tip: the last commit.
+
+    Raises:
+        SeriesError: a commit can be no patch, or its message lacks what one needs; it names the commit.
+    """
+    if own is None:
+        return Split(base, repository.resolve(tip), {}, exported_patches(repository, base, tip))
+    _require_patches(repository, base, tip)
+    upstream = ground.upstream_of(repository, base)
+    theirs = frozenset(repository.files(upstream))
+    stack = restack.only(restack.layers(repository, base, tip), theirs.__contains__)
+    made, last = restack.write(repository, upstream, own, stack)
+    return Split(made, last, own, _patches_of(repository, made, last))
+
+
+def _without_numbers(repository: Repository, numbered: list[Path]) -> list[str]:
+    """Rename what git numbered; the names in order."""
+    names: list[str] = []
+    for path in numbered:
+        name = re.sub(r"^\d+-", "", path.name)
+        if name in names:
+            raise SeriesError(
+                f"{repository.root}: two commits would be {name}; give one of them another subject (git "
+                "rebase -i, and reword)."
+            )
+        path.replace(path.with_name(name))
+        names.append(name)
+    return names
+
+
+def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> dict[str, bytes]:
+    """The commits after ``base`` as patches, each of them well-formed.
+
+    Raises:
+        SeriesError: a commit can be no patch, or its message lacks what one needs; it names the commit.
+    """
+    _require_patches(repository, base, tip)
+    return _patches_of(repository, base, tip)
+
+
+def _patches_of(repository: Repository, base: str, tip: str) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory(prefix="fa2-export-") as folder:
+        names = format_patches(repository, base, Path(folder), tip)
+        for name in names:
+            try:
+                model.parse_patch(Path(folder) / name)
+            except SeriesError as e:
+                fault = re.sub(r"^.*\.patch:\d+: ", "", str(e))
+                raise SeriesError(
+                    f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i "
+                    "and reword.)"
+                ) from e
+        return {name: (Path(folder) / name).read_bytes() for name in names}

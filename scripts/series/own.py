@@ -1,0 +1,173 @@
+"""Our own files: what a tree has beside upstream's. They lie under ``fork/``, at the same paths."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping  # noqa: TC003 - a dataclass holds it
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from scripts.base import files
+from scripts.base.errors import SeriesError
+from scripts.source import build_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from scripts.base.git import Repository
+
+COMMIT = "Files of the fork's own"  # the subject of their commit, between upstream's and the first patch's
+_NO_SOURCE = ("__pycache__",)  # folders that programs leave there
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """Files by their paths in the tree."""
+
+    folder: Path | None = None
+    contents: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The sha256 of each."""
+        return {name: hashlib.sha256(content).hexdigest() for name, content in self.contents.items()}
+
+    def place(self, name: str) -> Path:
+        """Where one lies in this repository."""
+        return (self.folder or Path("fork")) / name
+
+
+def read(folder: Path | None) -> OwnFiles:
+    """What lies in a folder; what programs leave there (``__pycache__``, names with a dot first) is no part.
+
+    Raises:
+        SeriesError: a link, or another thing that is no file.
+    """
+    if folder is None or not folder.is_dir():
+        return OwnFiles(folder)
+    found = sorted(_walk(folder), key=lambda path: path.relative_to(folder).as_posix())
+    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+    return OwnFiles(folder, MappingProxyType(contents))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.name in _NO_SOURCE:
+            continue
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise SeriesError(f"{path} is no ordinary file; put the file itself there.")
+        if path.is_dir():
+            yield from _walk(path)
+        else:
+            yield path
+
+
+def is_ours_to_touch(name: str, package: str | None = None) -> bool:
+    """Whether a patch may change, or ``fork/`` hold, this file; ``package``: of a python upstream.
+
+    >>> names = "setup.py", "csrc/flash_attn/src/fork.h", "flash_attn/x.py"
+    >>> [is_ours_to_touch(name) for name in (*names, "csrc/cutlass/include/a.h", "../x.py", "notes.txt")]
+    [True, True, True, False, False, False]
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or path.parts[:2] == ("csrc", "cutlass"):
+        return False
+    return build_inputs.is_package_input(path, package) if package else build_inputs.is_build_input(path)
+
+
+def where_ours(package: str | None) -> str:
+    """Which files those are, in words."""
+    if package:
+        return f"{package}/*.py and its pyproject.toml"
+    return "setup.py, flash_attn/**.py, flash_attn_2_cuda/**.py and csrc/flash_attn/"
+
+
+def misplaced(own: OwnFiles, package: str | None) -> list[str]:
+    """The files that no build would read."""
+    return [name for name in own.contents if not is_ours_to_touch(name, package)]
+
+
+def require_no_others(own: OwnFiles, upstream: Iterable[str], package: str | None) -> None:
+    """Refuse files that upstream has, or that no build reads.
+
+    Raises:
+        SeriesError: it names the first of them.
+    """
+    for name in misplaced(own, package):
+        raise SeriesError(
+            f"{own.place(name)} is no file that a build reads ({where_ours(package)}); move or delete it."
+        )
+    if both := sorted(own.contents.keys() & set(upstream)):
+        raise SeriesError(
+            f"{own.place(both[0])}: upstream has a file {both[0]} too; give ours another name, or change "
+            "upstream's in a patch."
+        )
+
+
+def lay(own: OwnFiles, root: Path) -> None:
+    """Write them into a tree of upstream's files."""
+    for name, content in own.contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o644)
+
+
+def in_commit(repository: Repository, upstream: Iterable[str], commit: str) -> dict[str, bytes]:
+    """The files of a commit that are not upstream's."""
+    theirs = frozenset(upstream)
+    return {
+        name: repository.read(f"{commit}:{name}")
+        for name in sorted(repository.files(commit))
+        if name not in theirs
+    }
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What becomes of ``fork/`` when a tree's own files are written back."""
+
+    write: tuple[str, ...]  # changed in the tree
+    remove: tuple[str, ...]  # gone there
+    behind: tuple[str, ...]  # changed in fork/, and not in the tree
+    both: tuple[str, ...]  # changed in both, and not to the same
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """All that differ."""
+        return tuple(sorted((*self.write, *self.remove, *self.behind, *self.both)))
+
+
+def merge(known: Mapping[str, str], here: Mapping[str, str], there: Mapping[str, str]) -> Merged:
+    """Compare sha256 by name: when the tree was made, in ``fork/`` now, and in the tree now."""
+    write, remove, behind, both = [], [], [], []
+    for name in sorted(known.keys() | here.keys() | there.keys()):
+        before, ours, theirs = known.get(name), here.get(name), there.get(name)
+        if ours == theirs:
+            continue
+        if theirs == before:
+            behind.append(name)
+        elif ours != before:
+            both.append(name)
+        elif theirs is None:
+            remove.append(name)
+        else:
+            write.append(name)
+    return Merged(tuple(write), tuple(remove), tuple(behind), tuple(both))
+
+
+def write_back(folder: Path, contents: Mapping[str, bytes], merged: Merged) -> None:
+    """Write what a tree changed into ``fork/``, each file aside and renamed; empty folders go."""
+    for name in merged.write:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, contents[name])
+    for name in merged.remove:
+        path = folder / name
+        path.unlink(missing_ok=True)
+        for parent in path.parents:
+            if parent == folder or any(parent.iterdir()):
+                break
+            parent.rmdir()
