@@ -151,7 +151,8 @@ def differences(loaded: matrix.Matrix, first: int, last: int, request: Request) 
     with tempfile.TemporaryDirectory(dir=layout.BUILD, prefix="compare-") as folder:
         for count in (first, last + 1):
             _, applied = clone.apply(loaded, request.source, Path(folder) / str(count), count=count)
-            if not (applied.root / "csrc/flash_attn/src/fork_runtime.h").exists():
+            parameters = (applied.root / "csrc/flash_attn/src/flash.h").read_text(encoding="utf-8")
+            if "fork_runtime.h" not in parameters:
                 raise UsageError(
                     f"kernel files include torch until {_FREE_OF_TORCH}; compare patches that come after it."
                 )

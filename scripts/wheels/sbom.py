@@ -88,10 +88,10 @@ def render(name: str, version: str, facts: dict[str, Any], needed: list[str], *,
         upstream: of an archive, which no package index has: the distribution that it was made from.
     """
     wheel = _wheel(name, version, facts, upstream)
-    code = [*_headers(facts), *_linked(facts, needed)]
+    code = [*_headers(facts), *_linked(facts, needed), *_own_files(facts)]
     bom = Bom(
         serial_number=_SERIALS,
-        components=[*_compilers(facts), *code, *_own_files(facts)],
+        components=[*_compilers(facts), *code],
         metadata=BomMetaData(
             timestamp=_DATE,
             component=wheel,

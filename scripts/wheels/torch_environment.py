@@ -83,9 +83,10 @@ def _made_environment(target: Target, python: Path, version: str, folder: Path, 
         what="could not make a virtual environment",
         hint=pip.HINT,
     )
-    packages = [torch_for_cuda(target.reference_torch), "setuptools>=77", "wheel>=0.45", "packaging", "numpy"]
+    # Also what upstream's setup.py asks for as it runs, and would have pip fetch, which need not be there.
+    build = ("setuptools>=77", "wheel>=0.45", "packaging", "psutil", "ninja")
     run(
-        pip.installing(binary, *packages),
+        pip.installing(binary, torch_for_cuda(target.reference_torch), *build, "numpy"),
         error=ToolchainError,
         what=f"could not install torch {target.reference_torch}",
         hint=pip.HINT,

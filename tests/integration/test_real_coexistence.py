@@ -41,7 +41,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     checkout = upstream.find(
         MATRIX.upstream, ROOT / "build/no-submodule", cache("sdist"), upstream.Source.SDIST
     )
-    series = model.read(ROOT / "patches/flash-attn")
+    series = model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn")
     applied = tree.apply(series, MATRIX.upstream, checkout, folder / "source")
     stand_in = folder / "python/torch/utils"
     stand_in.mkdir(parents=True)

@@ -29,7 +29,7 @@ MATRIX = matrix.load(layout.MATRIX).of("flash-attn-4")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[index_choice.Lines]:
     """The lines of the index's page, which is served meanwhile."""
     folder = tmp_path_factory.mktemp("index")
-    patches = model.read(layout.ROOT / MATRIX.table.series)
+    patches = model.read(layout.ROOT / MATRIX.table.series, layout.ROOT / str(MATRIX.table.own))
     checkout = upstream.find(MATRIX.upstream, folder / "none", layout.cache("sdist"), upstream.Source.SDIST)
     applied = tree.apply(patches, MATRIX.upstream, checkout, folder / "source")
     python_wheel.pack(MATRIX, patches, applied, folder / "dist")

@@ -37,7 +37,7 @@ OURS = {"Version", "License-File", "Dynamic", "Metadata-Version"}
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    patches = model.read(ROOT / MATRIX.table.series)
+    patches = model.read(ROOT / MATRIX.table.series, ROOT / str(MATRIX.table.own))
     checkout = upstream.find(MATRIX.upstream, folder / "none", cache("sdist"), upstream.Source.SDIST)
     applied = tree.apply(patches, MATRIX.upstream, checkout, folder / "source")
     return python_wheel.pack(MATRIX, patches, applied, folder / "dist")
@@ -92,7 +92,7 @@ def test_it_installs_beside_another_package_of_the_namespace_and_says_what_it_is
     facts = json.loads(done.stdout)
     assert facts["upstream"]["sdist_sha256"] == MATRIX.upstream.sdist_sha256
     assert [p["subject"] for p in facts["series"]["patches"]] == [
-        p.subject for p in model.read(ROOT / MATRIX.table.series).patches
+        p.subject for p in model.read(ROOT / MATRIX.table.series, ROOT / str(MATRIX.table.own)).patches
     ]
 
 

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
-from scripts.base.errors import ActionNeeded
+from scripts.base.errors import ActionNeeded, SeriesError
+from scripts.base.git import Repository
 from scripts.base.layout import cache
 from scripts.series import changes, export, forecast, guards, lint, model, public, tree
 from scripts.series.rebase import Rebase
@@ -44,7 +46,7 @@ def test_the_patches_are_told_as_one_json_document() -> None:
     command = [sys.executable, "-m", "scripts", "patches", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert [p["name"] for p in json.loads(done.stdout)["patches"]] == [
-        p.name for p in model.read(ROOT / "patches/flash-attn").patches
+        p.name for p in model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn").patches
     ]
 
 
@@ -67,7 +69,7 @@ def test_the_forecast_is_the_one_that_is_known(name: str, version: str, tmp_path
     places = (NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST)
     moves = forecast.run_forecast(
         tmp_path,
-        model.read(ROOT / loaded.table.series),
+        model.read(ROOT / loaded.table.series, ROOT / str(loaded.table.own)),
         loaded.upstream,
         upstream.find(loaded.upstream, *places),
         releases.find(loaded, version, *places),
@@ -79,7 +81,7 @@ def test_the_forecast_is_the_one_that_is_known(name: str, version: str, tmp_path
 
 def test_stock_has_the_patch_alone_that_chooses_kernels(checkout: upstream.Checkout, tmp_path: Path) -> None:
     """Without it an extension of some kernel files does not load, for it lacks those of the others."""
-    whole = model.read(ROOT / "patches/flash-attn")
+    whole = model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn")
     stock = whole.only(build.CHOOSES_KERNELS)
     root = tree.apply(stock, MATRIX.upstream, checkout, tmp_path / "source", of=len(whole.patches)).root
     launches = (root / "csrc/flash_attn/flash_api.cpp").read_text().count("FORK_LAUNCH(")
@@ -107,7 +109,10 @@ def test_public_functions_of_a_python_upstream_are_found_in_every_release() -> N
 
 def test_our_headers_are_formatted(checkout: upstream.Checkout, tmp_path: Path) -> None:
     applied = tree.apply(
-        model.read(ROOT / "patches/flash-attn"), MATRIX.upstream, checkout, tmp_path / "source"
+        model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn"),
+        MATRIX.upstream,
+        checkout,
+        tmp_path / "source",
     )
     folder = applied.root / "csrc/flash_attn"
     headers = sorted(path for own in ("src/fork_*.h", "core/*", "api/*") for path in folder.glob(own))
@@ -128,6 +133,18 @@ REBASED = {
 }
 
 
+def test_the_core_says_again_what_upstream_s_host_code_says(
+    checkout: upstream.Checkout, tmp_path: Path
+) -> None:
+    """No guard can: it would pass before any patch, for the core is a file of our own."""
+    series = model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn")
+    applied = tree.apply(series, MATRIX.upstream, checkout, tmp_path / "source")
+    told = guards.parse(
+        "test tests/guards/test_core.py::test_upstream_s_host_code_is_what_the_core_says_again"
+    )
+    assert guards.check_test(told, Repository(applied.root, SeriesError), applied.commit) == (True, ANY)
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -141,11 +158,16 @@ def rebased(
 ) -> tuple[Path, Report]:
     """A copy of this repository's series, moved."""
     root = tmp_path_factory.mktemp("repository")
-    shutil.copytree(ROOT / "patches", root / "patches")
+    for name in ("patches", "fork"):
+        shutil.copytree(ROOT / name, root / name)
     shutil.copyfile(ROOT / "wheel_matrix.toml", root / "wheel_matrix.toml")
     rebase = Rebase(root, root / "build/rebase")
     begin = partial(
-        rebase.start, MATRIX, model.read(root / "patches/flash-attn"), checkout, release(request.param)
+        rebase.start,
+        MATRIX,
+        model.read(root / "patches/flash-attn", root / "fork/flash-attn"),
+        checkout,
+        release(request.param),
     )
     for name, outcome in EXPECTED[request.param].items():
         if outcome == "landed-identical":
@@ -159,7 +181,8 @@ def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(
     rebased: tuple[Path, Report],
 ) -> None:
     root, report = rebased
-    loaded, moved = matrix.load(root / "wheel_matrix.toml"), model.read(root / "patches/flash-attn")
+    loaded = matrix.load(root / "wheel_matrix.toml")
+    moved = model.read(root / "patches/flash-attn", root / "fork/flash-attn")
     assert loaded.upstream.version == report.new
     assert loaded.upstream.sdist_sha256 == MATRIX.releases[report.new]
     landed = {name for name, outcome in EXPECTED[report.new].items() if outcome == "landed-identical"}
@@ -174,9 +197,10 @@ def test_a_rebase_ends_in_a_series_that_applies_exactly_and_keeps_its_guards(
         root / "build/source",
     )
     assert f'__version__ = "{report.new}"' in (applied.root / "flash_attn/__init__.py").read_text()
-    assert export.export(applied.root, root / "patches/flash-attn", check=True) == export.Exported((), ())
+    folders = (root / "patches/flash-attn", root / "fork/flash-attn")
+    assert export.export(applied.root, *folders, check=True) == export.Exported((), ())
     guards.require(guards.run(moved, applied))
-    assert lint.check(root / "patches/flash-attn") == []
+    assert lint.check(root / "patches/flash-attn", None, root / "fork/flash-attn") == []
     changes.check(root / "CHANGES.md", changes.render(loaded, root))
 
 
@@ -187,7 +211,7 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
     root, report = rebased
     loaded = matrix.load(root / "wheel_matrix.toml")
     applied = tree.apply(
-        model.read(root / "patches/flash-attn"),
+        model.read(root / "patches/flash-attn", root / "fork/flash-attn"),
         loaded.upstream,
         upstream.find(loaded.upstream, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST),
         root / "build/source",

@@ -30,7 +30,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> upstream.Checkout:
 @pytest.fixture(scope="module")
 def applied(checkout: upstream.Checkout, tmp_path_factory: pytest.TempPathFactory) -> tree.Tree:
     return tree.apply(
-        model.read(ROOT / "patches/flash-attn"), PIN, checkout, tmp_path_factory.mktemp("applied") / "source"
+        model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn"),
+        PIN,
+        checkout,
+        tmp_path_factory.mktemp("applied") / "source",
     )
 
 
@@ -78,7 +81,7 @@ def test_auto_says_why_it_takes_the_sdist(checkout: upstream.Checkout) -> None:
 @pytest.mark.path
 def test_the_series_applies_exactly_and_exports_byte_for_byte(applied: tree.Tree) -> None:
     assert formatting.exported_patches(Repository(applied.root, SeriesError), applied.base) == {
-        p.name: p.content for p in model.read(ROOT / "patches/flash-attn").patches
+        p.name: p.content for p in model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn").patches
     }
 
 
@@ -88,7 +91,9 @@ def test_git_and_sdist_give_the_same_commit(
     pin, folder = submodule
     checkout = upstream.find(pin, folder, tmp_path, upstream.Source.AUTO)
     assert checkout.source is upstream.Source.GIT
-    from_git = tree.apply(model.read(ROOT / "patches/flash-attn"), pin, checkout, tmp_path / "source")
+    from_git = tree.apply(
+        model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn"), pin, checkout, tmp_path / "source"
+    )
     assert (from_git.base, from_git.commit) == (applied.base, applied.commit)
 
 
