@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUBJECT_LENGTH = 72
-# Of upstream's text, what a patch may hold: our largest hook adds 30 lines, our largest patch quotes 238.
+# Of upstream's text, what a patch may hold: our largest hook adds 40 lines, our largest patch quotes 150.
 # Much more than that and the next release conflicts with it; own code goes into new files.
 ADDED_TO_A_FILE = 40
 QUOTED_IN_A_PATCH = 250

@@ -173,9 +173,7 @@ def _write(folder: Folder, state: State, there: formatting.Split) -> str:
     earlier = state.wrote  # of a run that did not end; its patches may have been amended since
     moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
     if state.own:
-        made = own_files.OwnFiles(None, there.own).digests
-        merged = own_files.merge(state.own_files, state.own_files, made)
-        state = state.but(own_changed=tuple(sorted({*merged.changes, *state.own_changed})))
+        state = state.but(own_changed=tuple(sorted({*_merged(state, there).changes, *state.own_changed})))
     state = folder.save(state.but(moved=moved, wrote={name: _digest(after / name) for name in state.beside}))
     for name in state.beside:
         known = (_digest(folder.path / "before" / name), earlier.get(name), state.wrote[name])
@@ -189,6 +187,12 @@ def _write(folder: Folder, state: State, there: formatting.Split) -> str:
         if _digest(root / name) != state.wrote[name]:
             _put(root / name, after / name)
     return pin.write_gitlink(root, matrix_model.load(root / "wheel_matrix.toml").of(state.upstream))
+
+
+def _merged(state: State, there: formatting.Split) -> own_files.Merged:
+    """What the rebase changed in our own files since it began."""
+    made = own_files.OwnFiles(None, there.own).digests
+    return own_files.merge(state.own_files, state.own_files, made)
 
 
 def _put(path: Path, kept: Path) -> None:
@@ -207,9 +211,7 @@ def _prepared(folder: Folder, state: State, there: formatting.Split, dropped: li
     shutil.copytree(folder.path / "before", after)
     export.write_folder(after / state.series, there.patches, dropped)
     if state.own:
-        made = own_files.OwnFiles(None, there.own).digests
-        merged = own_files.merge(state.own_files, state.own_files, made)
-        own_files.write_back(after / state.own, there.own, merged)
+        own_files.write_back(after / state.own, there.own, _merged(state, there))
     pin.write(matrix_model.load(after / "wheel_matrix.toml").of(state.upstream), state.new_pin)
     matrix = matrix_model.load(after / "wheel_matrix.toml")
     changes.write(after / "CHANGES.md", changes.render(matrix, after))
