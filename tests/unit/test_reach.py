@@ -38,7 +38,7 @@ SERIES = (
     (
         "Add a module",
         {"flash_attn/fork.py": "part = 1\n"},
-        "test tests/guards/test_append.py::test_upstream_appends_and_turns_as_fork_append_does",
+        "test tests/guards/test_torch_free.py::test_no_kernel_file_reaches_torch",
     ),
 )
 
@@ -77,7 +77,7 @@ def test_tests_are_those_of_guards_and_message(
         (),
         (),
         (),
-        ("tests/guards/test_append.py::test_upstream_appends_and_turns_as_fork_append_does",),
+        ("tests/guards/test_torch_free.py::test_no_kernel_file_reaches_torch",),
     ]
     folder = tmp_path / "other"
     folder.mkdir()

@@ -121,7 +121,7 @@ void run_gradients(Gradients &call, const Tensor &q, const Tensor &k, const Tens
     params.cu_seqlens_k = const_cast<int *>(problem.cu_seqlens_k);
     params.unpadded_lse = problem.cu_seqlens_q != nullptr;
     params.total_q = problem.total_q;
-    params.total_k = problem.total_k;
+    params.fork_bwd.total_k = problem.total_k;
     params.deterministic = deterministic;
     params.dsoftmax_sum = call.softmax_d.data;
     params.rng_state = call.rng_state;
@@ -141,8 +141,8 @@ void run_gradients(Gradients &call, const Tensor &q, const Tensor &k, const Tens
     const int64_t heads_bytes = grouped ? k.elements() / h_k * h * bytes_of(q.dtype) : 0;
     const size_t dk_heads = scratch.reserve(own_heads ? 0 : heads_bytes),
                  dv_heads = scratch.reserve(own_heads ? 0 : heads_bytes);
-    params.dq_turns_head_stride = ordered ? problem.rows / fork_order::kRows + b + 1 : 0;
-    const int64_t turns_bytes = ordered ? (h * params.dq_turns_head_stride + 1) * sizeof(int) : 0;
+    params.fork_bwd.dq_turns_head_stride = ordered ? problem.rows / fork_order::kRows + b + 1 : 0;
+    const int64_t turns_bytes = ordered ? (h * params.fork_bwd.dq_turns_head_stride + 1) * sizeof(int) : 0;
     const size_t turns = scratch.reserve(turns_bytes);
     scratch.allocate(host);
     if (host.measured != nullptr) { return; }
@@ -153,9 +153,9 @@ void run_gradients(Gradients &call, const Tensor &q, const Tensor &k, const Tens
             cudaMemsetAsync(params.dq_accum_ptr, 0, buffers * dq_elements * sizeof(float), host.stream));
     }
     if (ordered) {
-        params.dq_turns = scratch.at<int>(turns);
-        params.dq_ticket = params.dq_turns + h * params.dq_turns_head_stride;
-        FORK_CHECK_CUDA(cudaMemsetAsync(params.dq_turns, 0, turns_bytes, host.stream));
+        params.fork_bwd.dq_turns = scratch.at<int>(turns);
+        params.fork_bwd.dq_ticket = params.fork_bwd.dq_turns + h * params.fork_bwd.dq_turns_head_stride;
+        FORK_CHECK_CUDA(cudaMemsetAsync(params.fork_bwd.dq_turns, 0, turns_bytes, host.stream));
     }
     void *const dk_of_heads = own_heads ? call.dk_heads.data : scratch.at(dk_heads);
     void *const dv_of_heads = own_heads ? call.dv_heads.data : scratch.at(dv_heads);

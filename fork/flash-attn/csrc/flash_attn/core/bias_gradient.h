@@ -13,12 +13,13 @@
 namespace FLASH_NAMESPACE {
 namespace core {
 
-// The gradient of the bias of a call, and the parts that it is the sum of. Sets params.bias_gradient.
+// The gradient of the bias of a call, and the parts that it is the sum of. Sets
+// params.fork_bwd.bias_gradient.
 class BiasGradient {
 public:
     BiasGradient(Flash_bwd_params &params, const Gradients &call, const ScoreSizes &sizes)
         : sum_(call.bias_gradient) {
-        params.bias_gradient = {};
+        params.fork_bwd.bias_gradient = {};
         if (!sum_.given() || !call.attn_bias.given()) { return; }
         const Tensor &bias = call.attn_bias;
         const auto size = [&](int from_end) { return size_from_end(bias, from_end); };
@@ -27,7 +28,7 @@ public:
             zeros_ = true;
             return;
         }
-        fork_bias::Gradient &gradient = params.bias_gradient;
+        fork_bias::Gradient &gradient = params.fork_bwd.bias_gradient;
         const bool rows_follow = sizes.packed && bias.dims < 4;
         gradient.rows_share =
             size(2) == 1 && (rows_follow ? sizes.queries > 1 : sizes.packed || params.seqlen_q > 1);
@@ -59,9 +60,9 @@ public:
     void begin(Flash_bwd_params &params, const Scratch &scratch, cudaStream_t stream) {
         if (zeros_) { fill(sum_, 0.f, stream); }
         if (parts_ > 1) {
-            params.bias_gradient.ptr = sum_of_parts_ = scratch.at<float>(at_);
+            params.fork_bwd.bias_gradient.ptr = sum_of_parts_ = scratch.at<float>(at_);
         } else if (parts_ == 1) {
-            params.bias_gradient.ptr = sum_.data;
+            params.fork_bwd.bias_gradient.ptr = sum_.data;
         }
     }
 

@@ -269,7 +269,7 @@ void run(const VarlenForward &given, const Host &host) {
         params.block_table = call.block_table.as<int>();
         params.block_table_batch_stride = call.block_table.stride(0);
         params.page_block_size = k.size(1);
-        params.page_shift = page_shift(k, call.v);
+        params.fork.page_shift = page_shift(k, call.v);
     }
     set_alibi(params, call);
     Scratch scratch;
@@ -441,7 +441,7 @@ void run(const CacheForward &given, const Host &host) {
     if (call.leftpad_k.given()) { params.leftpad_k = call.leftpad_k.as<int>(); }
     if (call.rotary_cos.given()) {
         params.rotary_dim = call.rotary_cos.size(1) * 2;
-        params.rotary_rows = call.rotary_cos.size(0);
+        params.fork.rotary_rows = call.rotary_cos.size(0);
         params.rotary_cos_ptr = call.rotary_cos.data;
         params.rotary_sin_ptr = call.rotary_sin.data;
         params.is_rotary_interleaved = call.is_rotary_interleaved;
@@ -452,7 +452,7 @@ void run(const CacheForward &given, const Host &host) {
         params.block_table = call.block_table.as<int>();
         params.block_table_batch_stride = call.block_table.stride(0);
         params.page_block_size = call.kcache.size(1);
-        params.page_shift = page_shift(call.kcache, call.vcache);
+        params.fork.page_shift = page_shift(call.kcache, call.vcache);
     }
     Scratch scratch;
     set_splits(params, scratch, host, 0.f, call.num_splits);

@@ -252,34 +252,36 @@ void set_splits(
     const int num_m_blocks = (params.seqlen_q + 64 - 1) / 64;
     params.num_splits = num_splits;
     if (p_dropout == 0.f) {  // with dropout keys are not split
-        if (params.n_blocks_per_split > 0) {
-            params.num_chunks =
-                std::max(1, (num_n_blocks + params.n_blocks_per_split - 1) / params.n_blocks_per_split);
+        if (params.fork.n_blocks_per_split > 0) {
+            params.fork.num_chunks = std::max(
+                1, (num_n_blocks + params.fork.n_blocks_per_split - 1) / params.fork.n_blocks_per_split);
             const int64_t num_blocks = int64_t(params.b) * params.h * num_m_blocks;
             const bool one_block =
-                fork_split::one_block_folds(params.d, params.num_chunks, num_blocks, num_slots);
+                fork_split::one_block_walks(params.d, params.fork.num_chunks, num_blocks, num_slots);
             if (fork_split::shares_tiles(params, one_block)) {
-                params.group = params.h_h_k_ratio;
+                params.fork.group = params.h_h_k_ratio;
                 params.h_h_k_ratio = 1;
             }
-            params.num_splits = one_block && params.group == 1 ? 1 : params.num_chunks;
+            params.num_splits = one_block && params.fork.group == 1 ? 1 : params.fork.num_chunks;
         } else if (num_splits < 1) {
             params.num_splits =
                 remembered_splits(params.b * params.h * num_m_blocks, num_slots, num_n_blocks);
         }
-        FORK_CHECK(params.num_splits <= kMostSplits || params.n_blocks_per_split > 0,
+        FORK_CHECK(params.num_splits <= kMostSplits || params.fork.n_blocks_per_split > 0,
             "num_splits > 128 not supported");
         if (params.num_splits > 1) {
-            const int64_t states = params.n_blocks_per_split > 0 ? 2 : 1;  // max and sum; or lse
-            const int heads = params.h / params.group, rows_of_head = params.seqlen_q * params.group;
+            const int64_t states = params.fork.n_blocks_per_split > 0 ? 2 : 1;  // max and sum; or lse
+            const int heads = params.h / params.fork.group,
+                      rows_of_head = params.seqlen_q * params.fork.group;
             const int block_rows = fork_split::rows_in_turns(params, heads, rows_of_head, num_slots);
             const bool in_turns = block_rows > 0;
             const int64_t row_blocks =
                 in_turns ? fork_in_turns::row_blocks(int64_t(params.b) * heads, rows_of_head, block_rows) : 0;
-            params.slice = in_turns
+            params.fork.slice = in_turns
                 ? fork_slices::Slice{params.b, heads, rows_of_head}
                 : fork_split::slice(params, params.b, heads, rows_of_head, params.d_rounded);
-            const int64_t rows = (in_turns ? 1 : params.num_splits) * fork_slices::num_rows(params.slice);
+            const int64_t rows =
+                (in_turns ? 1 : params.num_splits) * fork_slices::num_rows(params.fork.slice);
             const int64_t running = row_blocks * block_rows;  // rows
             const int64_t turns_bytes = in_turns ? (row_blocks + 1) * sizeof(int) : 0;
             const size_t lse = scratch.reserve(rows * states * sizeof(float));
@@ -290,9 +292,9 @@ void set_splits(
             scratch.allocate(host);
             if (in_turns && host.measured == nullptr) {
                 int *const turn = scratch.at<int>(turns);
-                params.turns = {turn + row_blocks, turn, scratch.at<float2>(running_states),
+                params.fork.turns = {turn + row_blocks, turn, scratch.at<float2>(running_states),
                     scratch.at<float4>(running_acc)};
-                params.tall_turns = block_rows == fork_in_turns::kTallRows;
+                params.fork.tall_turns = block_rows == fork_in_turns::kTallRows;
                 const int chunks = fork_in_turns::walked(block_rows);  // of a thread block
                 params.num_splits = (params.num_splits + chunks - 1) / chunks;
                 FORK_CHECK_CUDA(cudaMemsetAsync(turn, 0, turns_bytes, host.stream));
@@ -301,16 +303,16 @@ void set_splits(
             params.oaccum_ptr = scratch.at(out);
         }
     }
-    fork_mode::log_splitkv(params.b, params.seqlen_k, params.seqlen_q * params.group, num_n_blocks,
-        params.n_blocks_per_split > 0 ? params.num_chunks : params.num_splits,
-        params.n_blocks_per_split * tile);
+    fork_mode::log_splitkv(params.b, params.seqlen_k, params.seqlen_q * params.fork.group, num_n_blocks,
+        params.fork.n_blocks_per_split > 0 ? params.fork.num_chunks : params.num_splits,
+        params.fork.n_blocks_per_split * tile);
 }
 
 void run_forward(Flash_fwd_params &params, cudaStream_t stream, bool only_split_kernel) {
     const int num_slots = 2 * gpu_facts().multiprocessors;
     const bool standard = params.num_splits <= 1 && !only_split_kernel
         && fork_bias::standard(params, num_slots)
-        && (params.n_blocks_per_split == 0 || fork_split::standard(params, num_slots));
+        && (params.fork.n_blocks_per_split == 0 || fork_split::standard(params, num_slots));
     FP16_SWITCH(!params.is_bf16, [&] {
         HEADDIM_SWITCH(params.d, [&] {
             BOOL_SWITCH(params.is_causal, Is_causal, [&] {

@@ -93,7 +93,7 @@ void set_params(Flash_fwd_params &params, const Options &call, const Sizes4 &siz
     params.h = sizes.h;
     params.h_k = sizes.h_k;
     params.h_h_k_ratio = sizes.h / sizes.h_k;
-    params.group = 1;
+    params.fork.group = 1;
     params.seqlen_q = sizes.seqlen_q;
     params.seqlen_k = sizes.seqlen_k;
     params.seqlen_q_rounded = rounded(sizes.seqlen_q, 128);
@@ -143,7 +143,7 @@ void set_sink(Flash_fwd_params &params, const Options &call, bool swapped) {
     const auto type = dtype == Dtype::fp32 ? fork_sink::Type::fp32
         : dtype == Dtype::fp16             ? fork_sink::Type::fp16
                                            : fork_sink::Type::bf16;
-    params.sink = {call.learnable_sink.data, type, swapped};
+    params.fork.sink = {call.learnable_sink.data, type, swapped};
 }
 
 }  // namespace core

@@ -91,7 +91,7 @@ inline fork_bias::View view_of(const Tensor &tensor, const ScoreSizes &sizes) {
 
 // Of a bias of the queries' type.
 inline void set_terms(Flash_fwd_params &params, const Dtype type) {
-    fork_bias::Params &scores = params.scores;
+    fork_bias::Params &scores = params.fork.scores;
     const float close = 0x1p-16f * std::abs(scores.inverse_scale);
     float rest = scores.inverse_scale;
     for (int i = 0; i < fork_bias::kTerms && std::abs(rest) > close; ++i) {
@@ -108,11 +108,11 @@ inline void set_terms(Flash_fwd_params &params, const Dtype type) {
 // Call after set_params. Where swapped, the queries of the heads of a group have been made the rows of one
 // head: groups of them.
 inline void set_scores(Flash_fwd_params &params, const Options &call, const ScoreSizes &sizes, int groups) {
-    params.scores = {};
+    params.fork.scores = {};
     if (!call.attn_mask.given() && !call.attn_bias.given()) { return; }
     const bool swapped = groups > 1;
     const int paths = fork_mode::test_paths();
-    params.scores.rows = paths & fork_mode::kStandard ? 128 : paths & fork_mode::kOneBlock ? 64 : 0;
+    params.fork.scores.rows = paths & fork_mode::kStandard ? 128 : paths & fork_mode::kOneBlock ? 64 : 0;
     const auto view = [&](const Tensor &tensor) {
         fork_bias::View view = view_of(tensor, sizes);
         if (swapped) {
@@ -126,12 +126,12 @@ inline void set_scores(Flash_fwd_params &params, const Options &call, const Scor
         }
         return view;
     };
-    if (call.attn_mask.given()) { params.scores.mask = view(call.attn_mask); }
+    if (call.attn_mask.given()) { params.fork.scores.mask = view(call.attn_mask); }
     if (call.attn_bias.given()) {
-        params.scores.bias = view(call.attn_bias);
-        params.scores.bias_is_float = call.attn_bias.dtype == Dtype::fp32;
-        params.scores.inverse_scale = 1.f / params.scale_softmax;
-        if (!params.scores.bias_is_float) { set_terms(params, call.attn_bias.dtype); }
+        params.fork.scores.bias = view(call.attn_bias);
+        params.fork.scores.bias_is_float = call.attn_bias.dtype == Dtype::fp32;
+        params.fork.scores.inverse_scale = 1.f / params.scale_softmax;
+        if (!params.fork.scores.bias_is_float) { set_terms(params, call.attn_bias.dtype); }
     }
 }
 

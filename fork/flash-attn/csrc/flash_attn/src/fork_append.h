@@ -132,7 +132,7 @@ __forceinline__ __device__ void load_queries(const Params &params, const Info &b
             + (by_row ? m_block * Kernel_traits::kBlockM + row : 0);
         // A row past the table of rotations is NaN.
         Run<Element, 8> run;
-        if (position < 0 || position >= params.rotary_rows) {
+        if (position < 0 || position >= params.fork.rotary_rows) {
             run.fill(Element(NAN));
         } else if (col < params.d) {
             run = load_turned(params, &gQ(row, 0), col, position);

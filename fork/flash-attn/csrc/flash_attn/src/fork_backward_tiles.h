@@ -34,7 +34,7 @@ struct BackwardTiles {
     __forceinline__ __device__ bool load(const int m_block) {
         const bool any = visible.load(
             params, binfo, bidb, bidh, thread_tile(m_block), first_key(), num_keys(params, binfo));
-        return params.scores.mask.ptr == nullptr || __syncthreads_or(any);
+        return params.fork.scores.mask.ptr == nullptr || __syncthreads_or(any);
     }
 
     // The bias of a tile, if it is staged. Nothing commits these copies to a group: cute::cp_async_wait<0>,
@@ -42,9 +42,9 @@ struct BackwardTiles {
     // groups alone, would not do.
     __forceinline__ __device__ void fetch(const int m_block) const {
         const int keys = num_keys(params, binfo) - first_key();
-        if (params.scores.stage_at == 0 || keys <= 0) { return; }
-        BackwardStage<Kernel_traits>::fetch(
-            params.scores, bias(m_block), binfo.actual_seqlen_q - first_row(m_block), min(keys, kKeys * 4));
+        if (params.fork.scores.stage_at == 0 || keys <= 0) { return; }
+        BackwardStage<Kernel_traits>::fetch(params.fork.scores, bias(m_block),
+            binfo.actual_seqlen_q - first_row(m_block), min(keys, kKeys * 4));
     }
 
     // Applies mask and bias to a tile's scores, if they count, and fetches the next tile's.
@@ -53,12 +53,13 @@ struct BackwardTiles {
         Scores &scores, const int m_block, const int m_block_min, const bool any_visible) const {
         using Element = typename Kernel_traits::Element;
         if (any_visible) {
-            if (params.scores.bias.ptr == nullptr) {
-            } else if (params.scores.stage_at == 0) {
+            if (params.fork.scores.bias.ptr == nullptr) {
+            } else if (params.fork.scores.stage_at == 0) {
                 visible.template add_in_place<Element>(
-                    params.scores, binfo, bidb, bidh, thread_tile(m_block), first_key(), scores);
+                    params.fork.scores, binfo, bidb, bidh, thread_tile(m_block), first_key(), scores);
             } else {
-                BackwardStage<Kernel_traits>::template add<Element>(params.scores, bias(m_block), scores);
+                BackwardStage<Kernel_traits>::template add<Element>(
+                    params.fork.scores, bias(m_block), scores);
             }
             visible.hide(scores);
         }
@@ -80,8 +81,8 @@ private:
 
     // Where the warp's part of a tile of the bias begins.
     __forceinline__ __device__ const char *bias(const int m_block) const {
-        const View &view = params.scores.bias;
-        const int size = params.scores.bias_is_float ? 4 : 2;
+        const View &view = params.fork.scores.bias;
+        const int size = params.fork.scores.bias_is_float ? 4 : 2;
         return slice<char>(view, binfo, bidb, bidh, size)
             + (first_row(m_block) * view.row_stride + first_key()) * size;
     }

@@ -66,15 +66,15 @@ constexpr bool has_slopes(const Params &params) {
 }
 template<typename Kernel_traits, typename Params>
 constexpr bool has_window(const Params &params) {
-    return !Has_scores<Kernel_traits> || params.scores.windowed;
+    return !Has_scores<Kernel_traits> || params.fork.scores.windowed;
 }
 
 // Kernels that are not causal may be compiled for a window alone; a call without gets one with no bounds.
 // Call before the launch.
 template<typename Params>
 void give_window(Params &params) {
-    params.scores.windowed = params.window_size_left >= 0 || params.window_size_right >= 0;
-    if (!params.is_causal && !params.scores.windowed) {
+    params.fork.scores.windowed = params.window_size_left >= 0 || params.window_size_right >= 0;
+    if (!params.is_causal && !params.fork.scores.windowed) {
         params.window_size_left = params.window_size_right = fork_window::kUnbounded;
     }
 }
@@ -95,14 +95,15 @@ constexpr bool is_shared(const View &mask) { return mask.ptr == nullptr || mask.
 // Whether fork_simple.h serves a call; backward, if all queries share the mask. Ask before give_window.
 template<typename CallParams>
 bool is_simple(const CallParams &params) {
-    const View &mask = params.scores.mask, &bias = params.scores.bias;
+    const View &mask = params.fork.scores.mask, &bias = params.fork.scores.bias;
     const bool windowed =
         !params.is_causal && (params.window_size_left >= 0 || params.window_size_right >= 0);
     const bool other = params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr
         || params.knew_ptr != nullptr || params.block_table != nullptr || params.leftpad_k != nullptr
         || params.alibi_slopes_ptr != nullptr || params.softcap > 0.f || windowed;
-    return params.scores.any() && !other && (is_shared(mask) || in_pieces(mask, 1, params.seqlen_k))
-        && (bias.ptr == nullptr || (!params.scores.bias_is_float && in_pieces(bias, 2, params.seqlen_k)));
+    return params.fork.scores.any() && !other && (is_shared(mask) || in_pieces(mask, 1, params.seqlen_k))
+        && (bias.ptr == nullptr
+            || (!params.fork.scores.bias_is_float && in_pieces(bias, 2, params.seqlen_k)));
 }
 
 // The gradient of the bias, whose keys follow each other; null where nobody asks for it.

@@ -10,7 +10,7 @@
 #include "block_info.h"
 #include "flash.h"
 #include "fork_fold.h"
-#include "fork_folds.h"
+#include "fork_walking.h"
 #include "fork_occupancy.h"
 #include "utils.h"
 
@@ -29,7 +29,7 @@ struct ChunkRest {
     static constexpr int kM = Kernel_traits::kBlockM / (16 * Kernel_traits::kNWarps);
     static constexpr int kNRows = 2 * kM;
     static constexpr int kN = Kernel_traits::kHeadDim / 8;
-    static constexpr int kQuarters = !Folds<Kernel_traits>
+    static constexpr int kQuarters = !kWalks<Kernel_traits>
         ? 4
         : fork_occupancy::shared_quarters(
               Kernel_traits::kHeadDim, Kernel_traits::kSmemSize, kNThreads * kM * kN * 16);

@@ -8,7 +8,7 @@
 #include "flash.h"
 #include "fork_chunk_rest.h"
 #include "fork_fold.h"
-#include "fork_folds.h"
+#include "fork_walking.h"
 #include "fork_occupancy.h"
 #include "fork_runtime.h"
 #include "utils.h"
@@ -25,7 +25,7 @@ namespace fork_fold {
 template<typename Element>
 __forceinline__ __device__ void poison_rows(
     const Flash_fwd_params &params, const int bidb, const int bidh, const int m_block, const int kBlockM) {
-    if (params.n_blocks_per_split == 0) { return; }
+    if (params.fork.n_blocks_per_split == 0) { return; }
     const BlockInfo</*Varlen=*/true> binfo(params, bidb);
     const bool all_keys = binfo.actual_seqlen_k <= params.seqlen_k;
     if (all_keys && binfo.actual_seqlen_q <= params.seqlen_q) { return; }
@@ -64,9 +64,9 @@ struct ChunkFold {
     int n_blocks;  // of a chunk; 0: there are none
     bool any = false;
 
-    __forceinline__ __device__ ChunkFold(const Flash_fwd_params &params, const bool folds)
+    __forceinline__ __device__ ChunkFold(const Flash_fwd_params &params, const bool walks)
         : params(params),
-          n_blocks(folds ? params.n_blocks_per_split
+          n_blocks(walks ? params.fork.n_blocks_per_split
                       * (fork_keys::tile(Kernel_traits::kHeadDim) / Kernel_traits::kBlockN)
                          : 0) {}
 
@@ -103,9 +103,9 @@ struct ChunkFold {
     template<typename Softmax, typename Tensor>
     __forceinline__ __device__ auto finish(
         Softmax &softmax, Tensor &acc_o, const float scale, const float scale_log2) {
-        static_assert(!Folds<Kernel_traits>
+        static_assert(!kWalks<Kernel_traits>
             || Kernel_traits::kSmemSize + kBytes
-                == fork_occupancy::standard_smem(Kernel_traits::kHeadDim, /*folds=*/true));
+                == fork_occupancy::standard_smem(Kernel_traits::kHeadDim, /*walks=*/true));
         fold</*Last=*/true>(softmax, acc_o, scale_log2);
         auto lse = make_fragment_like(softmax.row_sum);
         auto rowcol = make_tensor(acc_o.data(), FLASH_NAMESPACE::convert_layout_acc_rowcol(acc_o.layout()));
@@ -183,17 +183,27 @@ private:
     }
 };
 
-// Of a kernel that folds, beyond Kernel_traits::kSmemSize.
+// Heads upstream's loop over blocks of keys, from n_block down to n_block_min. Where a thread block walks
+// several chunks, an outer loop folds each at its end; the inner one has nothing new in it. Where it does
+// not, `walks` is a constant that leaves upstream's loop. `first` says whether to enter at all. The other
+// names are those of upstream's kernels and their ChunkFold.
+#define FORK_EACH_BLOCK(walks, first) \
+    for (bool again = first; again; again = walks \
+            && chunks.fold_chunk_if(n_block >= n_block_min, softmax, acc_o, params.scale_softmax_log2)) \
+        for (const int chunk_min = walks ? chunks.first_block(n_block, n_block_min) : n_block_min; \
+            n_block >= chunk_min; --n_block)
+
+// Of a kernel that walks several chunks, beyond Kernel_traits::kSmemSize.
 template<typename Kernel_traits>
 constexpr int kChunkFoldBytes = ChunkFold<Kernel_traits>::kBytes;
 
 // What a launch of such a kernel may ask for, the same in every call: the limit is the function's, so one
-// that a call within one chunk lowered would fail another thread's launch that folds.
+// that a call within one chunk lowered would fail another thread's launch of several.
 template<typename Kernel_traits>
 int shared_memory_limit() {
-    constexpr int folding = Kernel_traits::kSmemSize + kChunkFoldBytes<Kernel_traits>;
-    static_assert(folding == fork_occupancy::split_smem(Kernel_traits::kHeadDim));
-    return folding <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) ? folding
+    constexpr int walking = Kernel_traits::kSmemSize + kChunkFoldBytes<Kernel_traits>;
+    static_assert(walking == fork_occupancy::split_smem(Kernel_traits::kHeadDim));
+    return walking <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) ? walking
                                                                                 : Kernel_traits::kSmemSize;
 }
 

@@ -18,8 +18,8 @@ template<typename Kernel_traits, typename Params, typename BlockInfo>
 __forceinline__ __device__ int place_of_column(const Params &params, const BlockInfo &binfo, const int bidb,
     const int bidh, const int n_block, const bool by_turns) {
     constexpr int kBlockN = Kernel_traits::kBlockN;
-    const View &mask = params.scores.mask;
-    if (mask.ptr == nullptr || mask.row_stride != 0 || (!params.is_causal && params.scores.windowed)) {
+    const View &mask = params.fork.scores.mask;
+    if (mask.ptr == nullptr || mask.row_stride != 0 || (!params.is_causal && params.fork.scores.windowed)) {
         return n_block;
     }
     const auto seen = [&](const int block) {  // a warp asks

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
     const index_t warp = index_t(blockIdx.x) * fork_combine_warps(kPerRow) + threadIdx.x / 32;
     const int first_col = warp % kPerRow * kColumns;
     const index_t flat_row = warp / kPerRow;
-    const fork_slices::Slice &slice = params.slice;
+    const fork_slices::Slice &slice = params.fork.slice;
     const index_t num_rows = fork_slices::num_rows(slice);
     if (flat_row >= num_rows) { return; }
     const int row = slice.first_row + flat_row % slice.rows;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
     const fork_fold::Keys keys = fork_fold::visible_keys(params, binfo, query);
     const bool short_launch = fork_fold::falls_short(params, keys);
     const bool any_key = keys.begin < keys.end && !short_launch;
-    const bool folded = params.turns.any();  // then they are one
+    const bool folded = params.fork.turns.any();  // then they are one
     const int chunk_begin = any_key && !folded ? keys.begin / split_size : 0;
     const int chunk_end = any_key ? (folded ? 1 : (keys.end - 1) / split_size + 1) : 0;
 
@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
 
 template<typename Kernel_traits>
 void run_fork_combine(const Flash_fwd_params &params, cudaStream_t stream) {
-    const int64_t num_rows = fork_slices::num_rows(params.slice);
-    const int split_size = params.n_blocks_per_split * Kernel_traits::kBlockN;
+    const int64_t num_rows = fork_slices::num_rows(params.fork.slice);
+    const int split_size = params.fork.n_blocks_per_split * Kernel_traits::kBlockN;
     const auto run = [&](auto kernel, const int per_row) {
         const int warps = fork_combine_warps(per_row);
         kernel<<<dim3((num_rows * per_row + warps - 1) / warps), warps * 32, 0, stream>>>(params, split_size);

@@ -27,8 +27,8 @@ constexpr int kWalked<InPairs<Kernel_traits>> = walked(kTallRows);
 // rows.
 __forceinline__ __device__ void take_place(const Flash_fwd_params &params, const int num_m_block,
     int &n_split_idx, int &m_block, int &bidb, int &bidh) {
-    const int columns = num_m_block * params.slice.h, num_blocks = columns * params.slice.b;
-    const int ticket = fork_turn::take_ticket(params.turns.ticket);
+    const int columns = num_m_block * params.fork.slice.h, num_blocks = columns * params.fork.slice.b;
+    const int ticket = fork_turn::take_ticket(params.fork.turns.ticket);
     const int row_block = ticket % num_blocks;
     n_split_idx = params.num_splits - 1 - ticket / num_blocks;
     m_block = row_block % num_m_block;
@@ -54,7 +54,7 @@ __forceinline__ __device__ Chunks chunks_of(
     }
     const int begin =
         Is_local ? std::max(0, group.query(m_block * kBlockM) + diagonal - params.window_size_left) : 0;
-    const int keys = kWalked<Kernel_traits> * params.n_blocks_per_split * kBlockN;
+    const int keys = kWalked<Kernel_traits> * params.fork.n_blocks_per_split * kBlockN;
     return {begin / keys, (end - 1) / keys};
 }
 
@@ -69,14 +69,14 @@ __forceinline__ __device__ bool fold(const Flash_fwd_params &params, const Block
     constexpr int kAcc = decltype(cute::size(acc_o))::value;
     static_assert(kAcc * kNThreads == kBlockM * Kernel_traits::kHeadDim);
     constexpr int kM = kBlockM / (16 * Kernel_traits::kNWarps);  // tiles of 16 rows that a thread has
-    const int num_m_block = (params.slice.rows + kBlockM - 1) / kBlockM;
-    const int row_block = (bidb * params.slice.h + bidh) * num_m_block + m_block;
+    const int num_m_block = (params.fork.slice.rows + kBlockM - 1) / kBlockM;
+    const int row_block = (bidb * params.fork.slice.h + bidh) * num_m_block + m_block;
     const Chunks chunks = chunks_of<Kernel_traits, Is_causal, Is_local>(params, binfo, group, m_block);
     const bool is_first = chunk == chunks.last, is_last = chunk == chunks.first;
-    float4 *const acc = params.turns.acc + int64_t(row_block) * (kAcc / 4 * kNThreads) + threadIdx.x;
+    float4 *const acc = params.fork.turns.acc + int64_t(row_block) * (kAcc / 4 * kNThreads) + threadIdx.x;
     // Four threads have a row.
-    float2 *const states = params.turns.states + row_block * kBlockM + threadIdx.x / 4 * (2 * kM);
-    int *const turn = params.turns.turn + row_block;
+    float2 *const states = params.fork.turns.states + row_block * kBlockM + threadIdx.x / 4 * (2 * kM);
+    int *const turn = params.fork.turns.turn + row_block;
     if (!is_first) {
         if (threadIdx.x == 0) { fork_turn::await(turn, chunks.last - chunk); }
         __syncthreads();

@@ -200,14 +200,14 @@ struct OwnBias {
     __forceinline__ __device__ OwnBias(const Flash_bwd_params &params, const char *first,
         const ThreadTile thread_tile, const int first_key, const Exist &exist)
         : params(params) {
-        const bool is_float = params.scores.bias_is_float;
-        const int64_t bytes = is_float ? 4 : 2, row_stride = params.scores.bias.row_stride * bytes,
-                      key_stride = params.scores.bias.key_stride * bytes;
+        const bool is_float = params.fork.scores.bias_is_float;
+        const int64_t bytes = is_float ? 4 : 2, row_stride = params.fork.scores.bias.row_stride * bytes,
+                      key_stride = params.fork.scores.bias.key_stride * bytes;
         first += ThreadTile::key_of(first_key, 0) * key_stride;
         const auto term = [&](const int i) {
-            return float(reinterpret_cast<const Element &>(params.scores.inverse_terms[i]));
+            return float(reinterpret_cast<const Element &>(params.fork.scores.inverse_terms[i]));
         };
-        inverse_scale = is_float ? params.scores.inverse_scale : term(0) + term(1);
+        inverse_scale = is_float ? params.fork.scores.inverse_scale : term(0) + term(1);
         const bool in_words = !is_float && key_stride == 2
             && ((reinterpret_cast<uintptr_t>(first) | uintptr_t(row_stride)) % 4) == 0;
         if constexpr (!kInShared<Traits>) {
@@ -276,7 +276,7 @@ struct OwnBias {
                     scores(r, c) = __fmaf_rn(values[r][c], inverse_scale, scores(r, c));
                 }
             }
-        } else if (params.scores.bias_is_float) {
+        } else if (params.fork.scores.bias_is_float) {
             #pragma unroll
             for (int r = 0; r < kRows; ++r) {
                 #pragma unroll
@@ -297,7 +297,7 @@ struct OwnBias {
                     const uint4 some = *own((r * kKeys / 2 + c) / 4);
                     words[c] = some.x, words[c + 1] = some.y, words[c + 2] = some.z, words[c + 3] = some.w;
                 }
-                Product<Element>::add(params.scores, words, r, 0, scores);
+                Product<Element>::add(params.fork.scores, words, r, 0, scores);
             }
         }
     }
@@ -322,7 +322,7 @@ __forceinline__ __device__ void compute_gradient(const Params &params) {
     constexpr int kMmaN =
         kBlockN / decltype(typename Traits::TiledMmaSdP{}.template tile_size_mnk<1>())::value;
     extern __shared__ char smem_[];
-    const Gradient &gradient = params.bias_gradient;
+    const Gradient &gradient = params.fork_bwd.bias_gradient;
     const int thread = threadIdx.x, lane = thread % 32;
 
     // Blocks of keys first: those of the same rows run side by side.
@@ -357,7 +357,8 @@ __forceinline__ __device__ void compute_gradient(const Params &params) {
 
     // All uses of the tile have the same bias.
     OwnBias<Traits, kRows, kKeys> bias(params,
-        slice<char>(params.scores.bias, own, own_batch, first_head, params.scores.bias_is_float ? 4 : 2),
+        slice<char>(
+            params.fork.scores.bias, own, own_batch, first_head, params.fork.scores.bias_is_float ? 4 : 2),
         thread_tile, first_key, exist);
     Tensor sum = make_tensor<float>(Shape<Int<kRows>, Int<kKeys>>{});
     clear(sum);
@@ -477,7 +478,7 @@ __forceinline__ __device__ void compute_gradient(const Params &params) {
             #pragma unroll
             for (int r = 0; r < kRows; ++r) { lse(r) = row_values(stage)[at.row_of(r) - m_block * kBlockM]; }
         } else {
-            any_visible = params.scores.mask.ptr == nullptr || __syncthreads_or(any);
+            any_visible = params.fork.scores.mask.ptr == nullptr || __syncthreads_or(any);
             #pragma unroll
             for (int r = 0; r < kRows; ++r) {
                 const float *from = row_value(false, at.row_of(r), lse(r));
@@ -616,14 +617,14 @@ __global__ void __launch_bounds__(Traits::kNThreads, kInShared<Traits> ? 2 : 1)
 template<typename Kernel_traits, bool Is_causal>
 void run_gradient(const Flash_bwd_params &params, cudaStream_t stream) {
     using Traits = GradientTraits<Kernel_traits>;
-    const Gradient &gradient = params.bias_gradient;
+    const Gradient &gradient = params.fork_bwd.bias_gradient;
     if (gradient.ptr == nullptr) { return; }
     const auto blocks = [](const int64_t size, const int block) { return (size + block - 1) / block; };
     const int64_t units = (gradient.batch_shares ? 1 : params.b) * (params.h / gradient.heads_per_slice)
         * int64_t(gradient.parts) * (gradient.rows_share ? 1 : blocks(params.seqlen_q, Traits::kBlockM))
         * blocks(params.seqlen_k, Traits::kBlockN);
     auto kernel = &fork_bias_gradient_kernel<Traits, Is_causal>;
-    const int smem_size = gradient_smem<Traits>(params.scores.bias_is_float);
+    const int smem_size = gradient_smem<Traits>(params.fork.scores.bias_is_float);
     if (smem_size >= 48 * 1024) {
         C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
             gradient_smem<Traits>(/*bias_is_float=*/true)));

@@ -24,7 +24,7 @@ class Group {
 public:
     __forceinline__ __device__ Group() : size_(1) {}
     template<typename Params>
-    __forceinline__ __device__ explicit Group(const Params &params) : size_(kBuilt ? params.group : 1) {}
+    __forceinline__ __device__ explicit Group(const Params &params) : size_(kBuilt ? params.fork.group : 1) {}
 
     __forceinline__ __device__ bool shares() const { return kBuilt && size_ > 1; }
 

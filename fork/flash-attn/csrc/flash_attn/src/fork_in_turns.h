@@ -42,7 +42,7 @@ inline int64_t row_blocks(int64_t heads, int rows_of_head, int block_rows) {
 // How many partial results of a row scratch holds.
 template<typename Params>
 __host__ __device__ __forceinline__ int64_t kept(const Params &params) {
-    return params.turns.any() ? 1 : params.num_splits;
+    return params.fork.turns.any() ? 1 : params.num_splits;
 }
 
 }  // namespace fork_in_turns

@@ -56,13 +56,13 @@ bool fits(const Flash_fwd_params &params) {
     // With the mode off: calls on a cache in pages, up to head dim 64, where a tile is one step of the
     // softmax, as in the split kernels. Other calls would gain little or nothing. The first step is scaled
     // like any other here, so scores may not be turned around.
-    const bool serves = params.n_blocks_per_split > 0
+    const bool serves = params.fork.n_blocks_per_split > 0
         || (params.block_table != nullptr && Kernel_traits::kHeadDim <= 64 && params.cu_seqlens_q == nullptr
             && params.scale_softmax > 0.f);
-    return serves && params.seqlen_q > 0 && params.seqlen_q * params.group <= kRows
+    return serves && params.seqlen_q > 0 && params.seqlen_q * params.fork.group <= kRows
         && (params.seqlen_k > Kernel_traits::kBlockN
             || params.b * params.h <= device_attribute(cudaDevAttrMultiProcessorCount))
-        && params.alibi_slopes_ptr == nullptr && !params.scores.any() && !params.turns.any()
+        && params.alibi_slopes_ptr == nullptr && !params.fork.scores.any() && !params.fork.turns.any()
         && slots<Kernel_traits>() >= Shared<Kernel_traits>::kFewest
         && !(fork_mode::test_paths() & fork_mode::kWide);
 }
@@ -84,7 +84,7 @@ __forceinline__ __device__ void leave_empty(
 
 // A partial result of no key, which upstream's kernel that combines reads
 __forceinline__ __device__ void leave_nothing(const Flash_fwd_params &params, const Work &work) {
-    const int64_t flat = fork_slices::row_at(params.slice, work.n_split_idx, work.bidb, work.bidh, 0);
+    const int64_t flat = fork_slices::row_at(params.fork.slice, work.n_split_idx, work.bidb, work.bidh, 0);
     auto *const out = static_cast<float *>(params.oaccum_ptr) + flat * params.d_rounded;
     for (int i = threadIdx.x; i < work.rows * params.d_rounded; i += kThreads) { out[i] = 0.f; }
     if (threadIdx.x < work.rows) {
@@ -116,19 +116,19 @@ __forceinline__ __device__ bool take_chunk(const Flash_fwd_params &params, const
     const bool is_local = !Is_causal && (params.window_size_left >= 0 || params.window_size_right >= 0);
     const int diagonal = binfo.actual_seqlen_k - binfo.actual_seqlen_q;
     work.by_row = Is_causal || is_local;
-    work.folds = params.num_splits <= 1;
-    work.is_off = Kernel_traits::kHeadDim <= 64 && params.n_blocks_per_split == 0;
+    work.walks_all = params.num_splits <= 1;
+    work.is_off = Kernel_traits::kHeadDim <= 64 && params.fork.n_blocks_per_split == 0;
     work.chunk = work.is_off ? ceil_div(ceil_div(params.seqlen_k, kBlockN), std::max(1, params.num_splits))
-                             : params.n_blocks_per_split;
+                             : params.fork.n_blocks_per_split;
     const int begin = n_split_idx * work.chunk;
     int end = ceil_div(binfo.readable_keys(params), kBlockN);
-    if (!work.folds && !work.is_off) { end = std::min(end, ceil_div(params.seqlen_k, kBlockN)); }
+    if (!work.walks_all && !work.is_off) { end = std::min(end, ceil_div(params.seqlen_k, kBlockN)); }
     if (Is_causal || is_local) {
         end = std::min(
             end, ceil_div(group.query(work.rows - 1) + 1 + diagonal + params.window_size_right, kBlockN));
     }
-    const bool has_next = !work.folds && (work.is_off || begin + work.chunk < end);
-    if (!work.folds || work.is_off) { end = std::min(end, begin + work.chunk); }
+    const bool has_next = !work.walks_all && (work.is_off || begin + work.chunk < end);
+    if (!work.walks_all || work.is_off) { end = std::min(end, begin + work.chunk); }
     work.first = is_local ? std::max(begin, (diagonal - params.window_size_left) / kBlockN) : begin;
     work.last = end - 1;
     if (work.last >= work.first) {
@@ -146,12 +146,14 @@ __forceinline__ __device__ bool take_chunk(const Flash_fwd_params &params, const
                 multiply_values<Kernel_traits, Is_even_K>(params, binfo, work, slots, shared);
             }
         }
-    } else if (work.folds) {
+    } else if (work.walks_all) {
         leave_empty(params, binfo, work);
     } else if (work.is_off) {
         leave_nothing(params, work);
     }
-    if (work.folds) { fork_fold::poison_rows<typename Kernel_traits::Element>(params, bidb, bidh, 0, kRows); }
+    if (work.walks_all) {
+        fork_fold::poison_rows<typename Kernel_traits::Element>(params, bidb, bidh, 0, kRows);
+    }
     return has_next;
 }
 
@@ -167,8 +169,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         int bidh = blockIdx.x, bidb = blockIdx.y;
         // So that registers do not keep for the next chunk what follows from them
         asm volatile("" : "+r"(bidh), "+r"(bidb));
-        if (!take_chunk<Kernel_traits, Is_causal, Is_even_K>(params, params.slice.first_b + bidb,
-                params.slice.first_h + bidh, n_split_idx, slots, shared)) {
+        if (!take_chunk<Kernel_traits, Is_causal, Is_even_K>(params, params.fork.slice.first_b + bidb,
+                params.fork.slice.first_h + bidh, n_split_idx, slots, shared)) {
             return;
         }
         n_split_idx += gridDim.z;
@@ -204,9 +206,9 @@ void run(Flash_fwd_params &params, cudaStream_t stream) {
         return;
     }
     fork_slices::each(params, fork_slices::kRows, [&](const dim3) {
-        const int h = params.slice.h, b = params.slice.b;
+        const int h = params.fork.slice.h, b = params.fork.slice.b;
         launch(dim3(h, b, std::min(params.num_splits, std::max(1, most_blocks() / (h * b)))));
-        if (params.n_blocks_per_split > 0) { run_fork_combine<Kernel_traits>(params, stream); }
+        if (params.fork.n_blocks_per_split > 0) { run_fork_combine<Kernel_traits>(params, stream); }
     });
 }
 

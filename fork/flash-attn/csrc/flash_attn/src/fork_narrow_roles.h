@@ -94,12 +94,12 @@ struct Work {
     int bidb, bidh, n_split_idx, rows;
     int last, first;  // tiles
     int chunk;        // tiles in a chunk
-    bool folds;       // all chunks are this thread block's
+    bool walks_all;   // all chunks are this thread block's
     bool is_off;      // the mode: a partial result is divided by its sum, and has an lse
     bool by_row;      // queries are turned each by its own position
 
     // The tile that the chunk of the last one ends with, if it is folded here
-    __forceinline__ __device__ int next_fold() const { return folds ? last / chunk * chunk : -1; }
+    __forceinline__ __device__ int next_fold() const { return walks_all ? last / chunk * chunk : -1; }
 };
 
 template<typename Kernel_traits, bool Is_even_K, typename Info, typename Group>
@@ -122,7 +122,7 @@ __forceinline__ __device__ void load_queries(const Flash_fwd_params &params, con
             } else {
                 const int64_t position =
                     int64_t(binfo.seqlen_k_cache) + binfo.leftpad_k + (work.by_row ? group.query(row) : 0);
-                if (position < 0 || position >= params.rotary_rows) {
+                if (position < 0 || position >= params.fork.rotary_rows) {
                     run.fill(Element(NAN));  // past the table of rotations
                 } else {
                     run = fork_append::load_turned(params, from, col, position);
@@ -147,10 +147,25 @@ __forceinline__ __device__ void wait_but_for(const int groups) {
     }
 }
 
-// Sends for all tiles.
+// What the three roles do between barriers, to which all come. Tiles are numbered as they are walked, 0 to
+// T - 1, and lie in slot t % S of S slots for keys and as many for values. Barrier A is passed once, then
+// B(t) and C(t) for t = -1 to T - 1, but for the last C.
 //
-// All roles come to the same barriers. One is before the first keys are multiplied, and one after. Then there
-// are two a tile: before its values and the next tile's keys are multiplied, and after.
+//  between           copy_tiles                       multiply_keys                multiply_values
+//  start and A       sends for keys 0 to S - 1 and    -                            clears rows that nobody
+//                    values 0 to S - 2; waits for                                  writes
+//                    keys 0
+//  A and B(-1)       -                                keys 0, their maxima         -
+//  B(t-1) and C(t-1) waits for values t, keys t + 1   exponentials of tile t       folds, if a chunk ended
+//                                                                                  with t - 1
+//  C(t-1) and B(t)   sends for values t + S - 1 and   keys t + 1, their maxima     values t, sums of their
+//                    keys t + S, into the slots of                                 exponentials
+//                    values t - 1 and keys t
+//
+// Queries are read up to B(-1), and exponentials lie in their place from then on. A tile's values and the
+// next one's keys are two groups of cp.async, which are sent for one after the other.
+
+// Sends for all tiles.
 template<typename Kernel_traits, bool Is_even_K, typename Info>
 __forceinline__ __device__ void copy_tiles(const Flash_fwd_params &params, const Info &binfo,
     const Work &work, const int slots, Shared<Kernel_traits> &shared) {
@@ -410,7 +425,7 @@ __forceinline__ __device__ void multiply_values(const Flash_fwd_params &params, 
             max_of_chunk[1] = shared.max[first_row + 8];
         }
         __syncthreads();
-        if (work.folds && chunk_ends) {
+        if (work.walks_all && chunk_ends) {
             fold_at -= work.chunk;
             #pragma unroll
             for (int mi = 0; mi < 2; ++mi) {
@@ -432,7 +447,7 @@ __forceinline__ __device__ void multiply_values(const Flash_fwd_params &params, 
         __syncthreads();
     }
 
-    if (work.folds) {
+    if (work.walks_all) {
         #pragma unroll
         for (int mi = 0; mi < 2; ++mi) {
             const int row = first_row + 8 * mi;
@@ -464,7 +479,7 @@ __forceinline__ __device__ void multiply_values(const Flash_fwd_params &params, 
     }
 
     // Leaves the partial result.
-    const int64_t flat = fork_slices::row_at(params.slice, work.n_split_idx, work.bidb, work.bidh, 0);
+    const int64_t flat = fork_slices::row_at(params.fork.slice, work.n_split_idx, work.bidb, work.bidh, 0);
     if (lane < 16 && quad == 0 && sum_row < work.rows) {
         float *const state = static_cast<float *>(params.softmax_lseaccum_ptr) + flat + sum_row;
         if (work.is_off) {
@@ -472,7 +487,7 @@ __forceinline__ __device__ void multiply_values(const Flash_fwd_params &params, 
             state[0] = lse == INFINITY ? -INFINITY : lse;
         } else {
             state[0] = shared.max[sum_row];
-            state[int64_t(params.num_splits) * fork_slices::num_rows(params.slice)] = sum;
+            state[int64_t(params.num_splits) * fork_slices::num_rows(params.fork.slice)] = sum;
         }
     }
     #pragma unroll

@@ -16,8 +16,8 @@ namespace fork_occupancy {
 // Whether there are enough thread blocks for the GPU: upstream's measure for not splitting.
 inline bool fills(const int64_t num_blocks, const int num_slots) { return num_blocks >= 0.8f * num_slots; }
 
-// Of a split kernel that folds: Q, K and V, the accumulators in float32, and each row's max and sum. 64 rows
-// to a thread block.
+// Of a split kernel that walks several chunks: Q, K and V, the accumulators in float32, and each row's max
+// and sum. 64 rows to a thread block.
 constexpr int split_smem(const int head_dim) {
     return (64 + 2 * fork_keys::tile(head_dim)) * head_dim * 2 + 64 * head_dim * 4 + 64 * 8;
 }
@@ -39,10 +39,10 @@ constexpr int shared_quarters(const int head_dim, const int tiles, const int acc
     return tiles + acc <= 112 * 1024 ? 4 : 3;
 }
 
-// Of flash_fwd_kernel, whether it folds or not.
-constexpr int standard_smem(const int head_dim, const bool folds) {
+// Of flash_fwd_kernel, whether it walks several chunks or one.
+constexpr int standard_smem(const int head_dim, const bool walks) {
     const int tiles = (128 + 2 * fork_keys::step(head_dim)) * head_dim * 2, acc = 128 * head_dim * 4;
-    return tiles + (folds ? acc / 4 * shared_quarters(head_dim, tiles, acc) + 128 * 8 : 0);
+    return tiles + (walks ? acc / 4 * shared_quarters(head_dim, tiles, acc) + 128 * 8 : 0);
 }
 
 // Whether a multiprocessor has room for so many thread blocks; each takes a KiB besides.

@@ -57,9 +57,10 @@ inline dim3 walk(Flash_bwd_params &params, const int num_sm, const int num_m_blo
     // As wanted, and all nearly the same
     const int together = parts(num_n_block, parts(num_n_block, std::min(wanted, num_n_block)));
     const int runs = parts(num_n_block, together);
-    params.dq_together = together;
-    params.dq_periods = together > 1 ? 1 : nearest(kApart / period, columns / (8 * std::max(1, runs - 1)));
-    const int64_t tickets = (columns + int64_t(runs - 1) * params.dq_periods) * runs * together;
+    params.fork_bwd.dq_together = together;
+    params.fork_bwd.dq_periods =
+        together > 1 ? 1 : nearest(kApart / period, columns / (8 * std::max(1, runs - 1)));
+    const int64_t tickets = (columns + int64_t(runs - 1) * params.fork_bwd.dq_periods) * runs * together;
     dim3 grid(num_n_block, params.b, params.h);
     // The shorter side has room for more.
     unsigned &more = params.b < params.h ? grid.y : grid.z;
@@ -75,9 +76,9 @@ struct Place {
 // What a ticket of a walk stands for; n_blocks or more where that is nothing.
 __host__ __device__ __forceinline__ Place place_of(
     const Flash_bwd_params &params, const int n_blocks, const int ticket) {
-    const int together = params.dq_together, runs = (n_blocks + together - 1) / together;
+    const int together = params.fork_bwd.dq_together, runs = (n_blocks + together - 1) / together;
     const int period = ticket / (runs * together), place = ticket % (runs * together);
-    const int column = period - place % runs * params.dq_periods;
+    const int column = period - place % runs * params.fork_bwd.dq_periods;
     return {column,
         column >= 0 && column < params.b * params.h ? place % runs * together + place / runs : n_blocks};
 }
@@ -86,7 +87,7 @@ __host__ __device__ __forceinline__ Place place_of(
 
 // The block of keys of this thread block, and whose; past the last where its ticket stands for nothing.
 __forceinline__ __device__ int first_block(const Flash_bwd_params &params, int &bidb, int &bidh) {
-    const Place place = place_of(params, gridDim.x, fork_turn::take_ticket(params.dq_ticket));
+    const Place place = place_of(params, gridDim.x, fork_turn::take_ticket(params.fork_bwd.dq_ticket));
     bidb = place.column % params.b;
     bidh = place.column / params.b;
     return place.n_block;
@@ -103,8 +104,9 @@ struct Turn {
         const BlockInfo</*Varlen=*/true> binfo(params, bidb);
         // In 32 bits: no call has 2^32 rows. Unsigned, so that no cu_seqlens leads before the first counter.
         const uint32_t first = binfo.q_offset(uint32_t(params.seqlen_q_rounded), uint32_t(1), bidb) / kRows;
-        const uint32_t last = uint32_t(params.dq_turns_head_stride) - 1;
-        turn = params.dq_turns + bidh * params.dq_turns_head_stride + std::min(first + bidb + m_block, last);
+        const uint32_t last = uint32_t(params.fork_bwd.dq_turns_head_stride) - 1;
+        turn = params.fork_bwd.dq_turns + bidh * params.fork_bwd.dq_turns_head_stride
+            + std::min(first + bidb + m_block, last);
         // Without a left edge all blocks of keys before this one come first; with one, those that the
         // kernel's m_block_max lets reach the query block.
         const int first_key = Is_local
@@ -120,7 +122,7 @@ constexpr bool kAsksForTurns = false;
 
 template<typename Kernel_traits, bool Ordered>
 __forceinline__ __device__ bool by_turns(const Flash_bwd_params &params) {
-    return Ordered && (!kAsksForTurns<Kernel_traits> || params.dq_turns != nullptr);
+    return Ordered && (!kAsksForTurns<Kernel_traits> || params.fork_bwd.dq_turns != nullptr);
 }
 
 // Where a thread's sums of dQ lie; where they are read again it is the same. Four in a row make one

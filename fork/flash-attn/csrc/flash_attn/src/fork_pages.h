@@ -74,12 +74,12 @@ public:
             return;
         }
         using Element = typename Kernel_traits::Element;
-        const uint32_t unit = uint32_t(sizeof(Element)) << params_.page_shift;
+        const uint32_t unit = uint32_t(sizeof(Element)) << params_.fork.page_shift;
         // Of this lane's copy, beyond the thread's row of the pool's first granule.
         const int key = key_of(begin);
-        const uint32_t own = uint32_t(page_) * uint32_t(page_stride >> params_.page_shift)
+        const uint32_t own = uint32_t(page_) * uint32_t(page_stride >> params_.fork.page_shift)
             + uint32_t(key - page_of(key, params_.page_block_size) * params_.page_block_size)
-                * uint32_t(row_stride >> params_.page_shift);
+                * uint32_t(row_stride >> params_.fork.page_shift);
         const auto *pool = reinterpret_cast<const char *>(
             raw_pointer_cast(S.data()) - int64_t(key - lane() * kRows) * row_stride);
         #pragma unroll

@@ -15,7 +15,7 @@
 #include "flash.h"
 #include "fork_bias.h"
 #include "fork_backward_tiles.h"
-#include "fork_folds.h"
+#include "fork_walking.h"
 #include "fork_occupancy.h"
 #include "fork_product.h"
 #include "fork_stage.h"
@@ -32,7 +32,7 @@ constexpr bool Is_simple = false;
 template<typename Kernel_traits>
 constexpr bool Is_simple<Simple<Kernel_traits>> = true;
 template<typename Kernel_traits>
-constexpr bool Is_simple<Folding<Simple<Kernel_traits>>> = true;
+constexpr bool Is_simple<Walking<Simple<Kernel_traits>>> = true;
 template<typename Kernel_traits>
 constexpr bool Has_scores<Simple<Kernel_traits>> = true;
 
@@ -204,12 +204,14 @@ struct SimpleForwardTiles {
           bidb(bidb),
           bidh(bidh),
           first_row(m_block * Kernel_traits::kBlockM + int(threadIdx.x) / 32 * 16),
-          bias(row_of(params.scores.bias, bidb, bidh, first_row)) {}
+          bias(row_of(params.fork.scores.bias, bidb, bidh, first_row)) {}
 
     // The tile to begin with: n_block, or the next below that the mask does not hide, or the last.
     __forceinline__ __device__ int begin(const int n_block, const int n_block_min) {
-        if (!is_shared(params.scores.mask)) {
-            for (int i = 0; i < params.scores.mask_slots - 1; ++i) { fetch_own(n_block - i, n_block_min); }
+        if (!is_shared(params.fork.scores.mask)) {
+            for (int i = 0; i < params.fork.scores.mask_slots - 1; ++i) {
+                fetch_own(n_block - i, n_block_min);
+            }
         }
         const int first = max(seen(n_block, n_block_min, n_block + 1), n_block_min);
         fetch(first);
@@ -220,11 +222,11 @@ struct SimpleForwardTiles {
     __forceinline__ __device__ void apply(Tensor &acc_s, const int n_block) const {
         auto scores =
             cute::make_tensor(acc_s.data(), FLASH_NAMESPACE::convert_layout_acc_rowcol(acc_s.layout()));
-        if (params.scores.bias.ptr != nullptr) {
-            Bias::template add<typename Kernel_traits::Element>(params.scores, scores);
+        if (params.fork.scores.bias.ptr != nullptr) {
+            Bias::template add<typename Kernel_traits::Element>(params.fork.scores, scores);
         }
         if (bits == Keys::kAll) { return; }
-        if (is_shared(params.scores.mask)) { return hide_keys(bits, scores); }
+        if (is_shared(params.fork.scores.mask)) { return hide_keys(bits, scores); }
         #pragma unroll
         for (int r = 0; r < decltype(cute::size<0>(scores))::value; ++r) {
             hide_keys_of_row(Own::bits(slot(n_block), r), r, scores);
@@ -233,7 +235,7 @@ struct SimpleForwardTiles {
 
     // The tile above the one to visit next. Behind a barrier: all have read the bias of the one before.
     __forceinline__ __device__ int next(const int n_block, const int n_block_min) {
-        const int found = seen(n_block - 1, n_block_min, n_block + 1 - params.scores.mask_slots);
+        const int found = seen(n_block - 1, n_block_min, n_block + 1 - params.fork.scores.mask_slots);
         if (found >= n_block_min) { fetch(found); }
         return found + 1;
     }
@@ -242,8 +244,8 @@ private:
     // Down from n_block to a tile of which some key is seen; n_block_min - 1 if there is none. Of each
     // query's own mask, tiles from ready up have arrived, and those below may be under way.
     __forceinline__ __device__ int seen(const int n_block, const int n_block_min, const int ready) {
-        if (params.scores.mask.ptr == nullptr) { return n_block; }
-        if (!is_shared(params.scores.mask)) { return seen_by_some(n_block, n_block_min, ready); }
+        if (params.fork.scores.mask.ptr == nullptr) { return n_block; }
+        if (!is_shared(params.fork.scores.mask)) { return seen_by_some(n_block, n_block_min, ready); }
         uint32_t word;
         const int found = mask.next(params, BlockInfo</*Varlen=*/false>(params, bidb), bidb, bidh, n_block,
             n_block_min, params.seqlen_k, word);
@@ -253,7 +255,7 @@ private:
 
     __forceinline__ __device__ int seen_by_some(int n_block, const int n_block_min, int ready) {
         for (; n_block >= n_block_min; --n_block) {
-            const int last = n_block + 1 - params.scores.mask_slots;
+            const int last = n_block + 1 - params.fork.scores.mask_slots;
             fetch_own(last, n_block_min);  // where the tile above was
             if (n_block < ready) {
                 cute::cp_async_wait<0>();
@@ -269,7 +271,7 @@ private:
 
     // Where a tile's part of a mask is.
     __forceinline__ __device__ int slot(const int n_block) const {
-        const Params &scores = params.scores;
+        const Params &scores = params.fork.scores;
         return scores.stage_at + (scores.bias.ptr == nullptr ? 0 : Bias::kBytes)
             + (n_block & (scores.mask_slots - 1)) * Own::kBytes;
     }
@@ -277,15 +279,15 @@ private:
     // The fence after the next keys' copy commits these too, if nobody waits for them before.
     __forceinline__ __device__ void fetch_own(const int n_block, const int n_block_min) const {
         if (n_block < n_block_min) { return; }
-        const View &view = params.scores.mask;
+        const View &view = params.fork.scores.mask;
         Own::fetch(slot(n_block), row_of<1>(view, bidb, bidh, first_row) + int64_t(n_block) * kBlockN,
             view.row_stride, params.seqlen_q - first_row, params.seqlen_k - n_block * kBlockN);
     }
 
     __forceinline__ __device__ void fetch(const int n_block) const {
-        if (params.scores.bias.ptr == nullptr) { return; }
-        Bias::fetch(params.scores.stage_at, bias + int64_t(n_block) * kBlockN * 2,
-            params.scores.bias.row_stride * 2, params.seqlen_q - first_row,
+        if (params.fork.scores.bias.ptr == nullptr) { return; }
+        Bias::fetch(params.fork.scores.stage_at, bias + int64_t(n_block) * kBlockN * 2,
+            params.fork.scores.bias.row_stride * 2, params.seqlen_q - first_row,
             params.seqlen_k - n_block * kBlockN);
     }
 };
@@ -307,8 +309,8 @@ struct SimpleBackwardTiles {
     template<typename BlockInfo>
     __forceinline__ __device__ SimpleBackwardTiles(const Flash_bwd_params &params, const BlockInfo &binfo,
         const int bidb, const int bidh, const int n_block)
-        : params(params), n_block(n_block), bias(row_of(params.scores.bias, bidb, bidh, 0)) {
-        const View &mask = params.scores.mask;
+        : params(params), n_block(n_block), bias(row_of(params.fork.scores.bias, bidb, bidh, 0)) {
+        const View &mask = params.fork.scores.mask;
         if (mask.ptr != nullptr) {
             bits = Keys::votes(Keys::load_shared_row(mask, binfo, bidb, bidh, first_key(), params.seqlen_k));
         }
@@ -317,18 +319,18 @@ struct SimpleBackwardTiles {
     static __forceinline__ __device__ bool load(int) { return true; }
 
     __forceinline__ __device__ void fetch(const int m_block) const {
-        if (params.scores.bias.ptr == nullptr) { return; }
+        if (params.fork.scores.bias.ptr == nullptr) { return; }
         const int row = m_block * kBlockM + int(threadIdx.x) / 32 % kWarpsM * 16;
-        const int64_t row_stride = params.scores.bias.row_stride * 2;
-        Bias::fetch(params.scores.stage_at, bias + row * row_stride + first_key() * 2, row_stride,
+        const int64_t row_stride = params.fork.scores.bias.row_stride * 2;
+        Bias::fetch(params.fork.scores.stage_at, bias + row * row_stride + first_key() * 2, row_stride,
             params.seqlen_q - row, params.seqlen_k - first_key());
     }
 
     template<typename Scores>
     __forceinline__ __device__ void apply(
         Scores &scores, const int m_block, const int m_block_min, bool) const {
-        if (params.scores.bias.ptr != nullptr) {
-            Bias::template add<typename Kernel_traits::Element>(params.scores, scores);
+        if (params.fork.scores.bias.ptr != nullptr) {
+            Bias::template add<typename Kernel_traits::Element>(params.fork.scores, scores);
             __syncwarp();  // its lanes have read the bias
             if (m_block > m_block_min) { fetch(m_block - 1); }
         }
@@ -348,13 +350,13 @@ using BackwardTilesOf = std::conditional_t<Is_simple<Kernel_traits>, SimpleBackw
 // The shared memory of a launch of flash_fwd_kernel that needs so much besides.
 template<typename Kernel_traits>
 size_t simple_smem(Flash_fwd_params &params, const size_t besides) {
-    if (!kBuilt || !params.scores.any()) { return besides; }
+    if (!kBuilt || !params.fork.scores.any()) { return besides; }
     using Tiles = SimpleForwardTiles<Kernel_traits>;
-    params.scores.stage_at = int(besides);
-    const size_t with_bias = besides + (params.scores.bias.ptr == nullptr ? 0 : Tiles::Bias::kBytes);
-    params.scores.mask_slots =
-        is_shared(params.scores.mask) ? 0 : fork_occupancy::mask_slots(with_bias, Tiles::Own::kBytes);
-    return with_bias + params.scores.mask_slots * Tiles::Own::kBytes;
+    params.fork.scores.stage_at = int(besides);
+    const size_t with_bias = besides + (params.fork.scores.bias.ptr == nullptr ? 0 : Tiles::Bias::kBytes);
+    params.fork.scores.mask_slots =
+        is_shared(params.fork.scores.mask) ? 0 : fork_occupancy::mask_slots(with_bias, Tiles::Own::kBytes);
+    return with_bias + params.fork.scores.mask_slots * Tiles::Own::kBytes;
 }
 
 }  // namespace fork_bias

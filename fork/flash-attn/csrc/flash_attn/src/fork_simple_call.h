@@ -5,7 +5,7 @@
 #include "namespace_config.h"
 #include "flash.h"
 #include "fork_bias.h"
-#include "fork_folds.h"
+#include "fork_walking.h"
 #include "fork_kernel_set.h"
 #include "fork_keys.h"
 #include "fork_occupancy.h"
@@ -18,7 +18,7 @@ namespace fork_bias {
 // a thread block. They take it where two blocks fit a multiprocessor and there are enough for the GPU, as
 // fork_split::standard has it. In deterministic mode rows have the same bits elsewhere.
 inline bool standard(const Flash_fwd_params &params, const int num_slots) {
-    const Params &scores = params.scores;
+    const Params &scores = params.fork.scores;
     if (!scores.any()) { return true; }
     const int head_dim = fork_split::kernel_head_dim(params.d), n = fork_keys::step(head_dim);
     if (!kBuilt || !is_simple(params) || params.d != head_dim || head_dim > 128) { return false; }
@@ -26,7 +26,7 @@ inline bool standard(const Flash_fwd_params &params, const int num_slots) {
         return false;
     }
     if (fork_split::has_other_tiles(head_dim)) { return false; }
-    const int with_bias = fork_occupancy::standard_smem(head_dim, folds(params))
+    const int with_bias = fork_occupancy::standard_smem(head_dim, needs_walking(params))
         + (scores.bias.ptr == nullptr ? 0 : 128 * n * 2);
     const int slots = is_shared(scores.mask) ? 0 : fork_occupancy::mask_slots(with_bias, 128 * n);
     if (!fork_occupancy::two_fit(with_bias + slots * 128 * n)) { return false; }

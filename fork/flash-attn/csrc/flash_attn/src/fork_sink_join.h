@@ -19,7 +19,7 @@ namespace fork_sink {
 
 // Of a head, or of the head that a row of a group is.
 __forceinline__ __device__ float value(const Flash_fwd_params &params, const int bidh, const int row) {
-    const Sink &sink = params.sink;
+    const Sink &sink = params.fork.sink;
     const int head = sink.rows_are_heads ? bidh * params.seqlen_q + row : bidh;
     switch (sink.type) {
     case Type::fp16:
@@ -36,7 +36,7 @@ __forceinline__ __device__ float value(const Flash_fwd_params &params, const int
 // share.
 __forceinline__ __device__ float share(
     const Flash_fwd_params &params, const int bidh, const int row, const float lse) {
-    if (params.sink.ptr == nullptr || lse == INFINITY) { return 1.f; }
+    if (params.fork.sink.ptr == nullptr || lse == INFINITY) { return 1.f; }
     constexpr float kLog2e = 1.4426950408889634f;
     const float sink = value(params, bidh, row);
     return __fdividef(1.f, __fadd_rn(1.f, exp2f(__fmul_rn(__fsub_rn(sink, lse), kLog2e))));
@@ -52,7 +52,7 @@ __forceinline__ __device__ float share_of_flat(
 template<typename Kernel_traits, typename Acc, typename Lse>
 __forceinline__ __device__ void join(
     const Flash_fwd_params &params, const int bidh, const int m_block, Acc &acc_o, const Lse &lse) {
-    if (params.sink.ptr == nullptr) { return; }
+    if (params.fork.sink.ptr == nullptr) { return; }
     auto rowcol = cute::make_tensor(acc_o.data(), FLASH_NAMESPACE::convert_layout_acc_rowcol(acc_o.layout()));
     #pragma unroll
     for (int mi = 0; mi < cute::size<0>(rowcol); ++mi) {

@@ -46,25 +46,25 @@ inline Slice largest(
     return {evenly(b, head * h == 0 ? b : budget / (head * h)), h, rows};
 }
 
-// Launches for each slice, with params.slice set to it and the grid of its thread blocks of so many rows.
-// params.slice is the largest.
+// Launches for each slice, with params.fork.slice set to it and the grid of its thread blocks of so many
+// rows. params.fork.slice is the largest.
 template<typename Params, typename Launch>
 void each(Params &params, const int block_rows, Launch &&launch) {
-    const Slice largest = params.slice;
-    const int num_heads = params.h / params.group, num_rows = params.seqlen_q * params.group;
+    const Slice largest = params.fork.slice;
+    const int num_heads = params.h / params.fork.group, num_rows = params.seqlen_q * params.fork.group;
     for (int b = 0; b < params.b; b += largest.b) {
         for (int h = 0; h < num_heads; h += largest.h) {
             for (int row = 0; row == 0 || row < num_rows;
                 row += std::max(1, largest.rows)) {  // once where there is no row: an error
                 const Slice slice{std::min(largest.b, params.b - b), std::min(largest.h, num_heads - h),
                     std::min(largest.rows, num_rows - row), b, h, row};
-                params.slice = slice;
+                params.fork.slice = slice;
                 launch(
                     dim3((slice.rows + block_rows - 1) / block_rows * params.num_splits, slice.h, slice.b));
             }
         }
     }
-    params.slice = largest;
+    params.fork.slice = largest;
 }
 
 // Rows of partial results: of one chunk, and where a row's is.

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "flash.h"
-#include "fork_folds.h"
+#include "fork_walking.h"
 #include "fork_in_turns.h"
 #include "fork_kernel_set.h"
 #include "fork_keys.h"
@@ -61,7 +61,7 @@ constexpr int kernel_head_dim(int head_size) {
 // Whether thread blocks walk all chunks of their rows and fold them (ChunkFold), rather than one chunk each
 // for fork_combine_kernel to fold. The bits are the same. One block does where there are enough of them for
 // the GPU (upstream's measure for not splitting), if shared memory has room for the running result.
-inline bool one_block_folds(int head_size, int num_chunks, int64_t num_blocks, int num_slots) {
+inline bool one_block_walks(int head_size, int num_chunks, int64_t num_blocks, int num_slots) {
     if (num_chunks == 1) { return true; }
     if (fork_occupancy::split_smem(kernel_head_dim(head_size))
         > device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) {
@@ -82,13 +82,13 @@ inline bool shares_tiles(const Flash_fwd_params &params, bool one_block) {
     constexpr int kMostQueries = 16;
     const int paths = fork_mode::test_paths();
     if (paths & (fork_mode::kOneBlock | fork_mode::kStandard | fork_mode::kOwnTiles)) { return false; }
-    if (params.alibi_slopes_ptr != nullptr || params.scores.any() || params.rotary_dim > 0
+    if (params.alibi_slopes_ptr != nullptr || params.fork.scores.any() || params.rotary_dim > 0
         || params.leftpad_k != nullptr) {
         return false;
     }
     const bool has_window =
         !params.is_causal && (params.window_size_left >= 0 || params.window_size_right >= 0);
-    return params.h_h_k_ratio > 1 && params.seqlen_q <= kMostQueries && params.num_chunks > 1
+    return params.h_h_k_ratio > 1 && params.seqlen_q <= kMostQueries && params.fork.num_chunks > 1
         && !(one_block && has_window);
 }
 
@@ -99,8 +99,8 @@ inline bool has_other_tiles(int head_dim) {
 }
 
 // Whether flash_fwd_kernel runs this call, 128 rows to a thread block: upstream's where the keys fit one
-// chunk, else the one that folds, if as many thread blocks of it fit a multiprocessor as of upstream's, and
-// there are enough for the GPU. Ask when params are whole.
+// chunk, else the one that walks several, if as many thread blocks of it fit a multiprocessor as of
+// upstream's, and there are enough for the GPU. Ask when params are whole.
 inline bool standard(const Flash_fwd_params &params, int num_slots) {
     if (params.num_splits > 1 || params.knew_ptr != nullptr || params.block_table != nullptr
         || params.leftpad_k != nullptr) {
@@ -113,14 +113,14 @@ inline bool standard(const Flash_fwd_params &params, int num_slots) {
     if (has_other_tiles(head_dim)) { return false; }
     const int paths = fork_mode::test_paths();
     if (paths & (fork_mode::kOneBlock | fork_mode::kApart)) { return false; }
-    if (!folds(params)) { return true; }
+    if (!needs_walking(params)) { return true; }
     const bool bounded = params.window_size_left >= 0 || params.window_size_right >= 0;
     if (params.d != head_dim || params.alibi_slopes_ptr != nullptr || params.softcap > 0.f
         || (bounded && !params.is_causal)) {
         return false;
     }
     const int blocks = fork_occupancy::standard_blocks(head_dim);
-    if (!fork_occupancy::fit(blocks, fork_occupancy::standard_smem(head_dim, /*folds=*/true))) {
+    if (!fork_occupancy::fit(blocks, fork_occupancy::standard_smem(head_dim, /*walks=*/true))) {
         return false;
     }
     const int64_t num_blocks = int64_t(params.b) * params.h * ((params.seqlen_q + 127) / 128);
@@ -147,20 +147,20 @@ inline int64_t scratch(const Flash_fwd_params &params) {
 // where a chunk takes less time than the folds of all. On an H100 turns took less time than memory where
 // chunks are so many and so long. Tiles that are half empty are folded whole, though.
 inline bool in_turns(const Flash_fwd_params &params, int block_rows, int64_t row_blocks, int num_slots) {
-    if (params.n_blocks_per_split == 0) { return false; }
+    if (params.fork.n_blocks_per_split == 0) { return false; }
     const int64_t bytes = row_blocks * block_rows * (2 * params.d_rounded + 4) * sizeof(float);
-    if (bytes > scratch(params) || row_blocks * params.num_chunks > std::numeric_limits<int>::max()) {
+    if (bytes > scratch(params) || row_blocks * params.fork.num_chunks > std::numeric_limits<int>::max()) {
         return false;
     }
     const int paths = fork_mode::test_paths();
     if (paths & (fork_mode::kInTurns | fork_mode::kApart)) { return paths & fork_mode::kInTurns; }
-    if (params.seqlen_q * params.group <= fork_in_turns::kRows / 2) { return false; }
-    const int chunks = fork_in_turns::walked(block_rows), num_walks = params.num_chunks / chunks;
+    if (params.seqlen_q * params.fork.group <= fork_in_turns::kRows / 2) { return false; }
+    const int chunks = fork_in_turns::walked(block_rows), num_walks = params.fork.num_chunks / chunks;
     // Both in keys times head dim: what a thread block walks before its turn, and what others walk while it
     // folds. With less than 30 for pairs, an H200 took 1.04 times as long at split 512 as in tiles of 64
     // rows.
     const int64_t walk =
-        int64_t(chunks) * params.n_blocks_per_split * fork_keys::tile(params.d) * params.d_rounded;
+        int64_t(chunks) * params.fork.n_blocks_per_split * fork_keys::tile(params.d) * params.d_rounded;
     const int64_t fold = (chunks == 1 ? 24 : 30) << 10;
     const int64_t at_work = (num_slots + row_blocks - 1) / row_blocks;
     return 4 * walk >= fold * at_work && num_walks >= 6 * at_work
@@ -173,10 +173,10 @@ inline bool in_turns(const Flash_fwd_params &params, int block_rows, int64_t row
 inline bool may_be_tall(const Flash_fwd_params &params) {
     const int tiles = (params.seqlen_q + fork_in_turns::kRows - 1) / fork_in_turns::kRows;
     const bool bounded = params.window_size_left >= 0 || params.window_size_right >= 0;
-    return params.d == kernel_head_dim(params.d) && params.d <= 64 && params.group == 1
-        && (tiles % 2 == 0 || tiles > 8) && params.num_chunks > 2 && params.knew_ptr == nullptr
+    return params.d == kernel_head_dim(params.d) && params.d <= 64 && params.fork.group == 1
+        && (tiles % 2 == 0 || tiles > 8) && params.fork.num_chunks > 2 && params.knew_ptr == nullptr
         && params.block_table == nullptr && params.alibi_slopes_ptr == nullptr && params.softcap == 0.f
-        && !params.scores.any() && (params.is_causal || !bounded)
+        && !params.fork.scores.any() && (params.is_causal || !bounded)
         && !(fork_mode::test_paths() & fork_mode::kWide)
         && fork_occupancy::two_fit(fork_occupancy::tall_smem(params.d));
 }
@@ -195,7 +195,7 @@ inline int rows_in_turns(const Flash_fwd_params &params, int num_heads, int rows
 // What of a call with several splits shares scratch at once: all of it where the mode is off, as upstream.
 inline fork_slices::Slice slice(
     const Flash_fwd_params &params, int batch_size, int num_heads, int max_seqlen_q, int head_size_rounded) {
-    if (params.n_blocks_per_split == 0) { return {batch_size, num_heads, max_seqlen_q}; }
+    if (params.fork.n_blocks_per_split == 0) { return {batch_size, num_heads, max_seqlen_q}; }
     const int64_t bytes_per_row = int64_t(params.num_splits) * head_size_rounded * sizeof(float);
     return fork_slices::largest(batch_size, num_heads, max_seqlen_q, bytes_per_row, scratch(params));
 }
@@ -216,8 +216,8 @@ inline void set_windows(Flash_fwd_params &params, int window_size_left, int wind
 inline void set_params(
     Flash_fwd_params &params, int split_size, int window_size_left, int window_size_right) {
     if (split_size == 0) { return; }
-    params.n_blocks_per_split = split_size / fork_keys::tile(params.d);
-    params.no_even_MN = fork_mode::test_paths() & fork_mode::kUneven;
+    params.fork.n_blocks_per_split = split_size / fork_keys::tile(params.d);
+    params.fork.no_even_MN = fork_mode::test_paths() & fork_mode::kUneven;
     set_windows(params, window_size_left, window_size_right);
 }
 

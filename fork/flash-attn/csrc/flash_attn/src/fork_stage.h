@@ -215,7 +215,7 @@ inline int shared_memory_of_device() { return device_attribute(cudaDevAttrMaxSha
 // each other. If there is not enough, threads read the bias from memory.
 template<typename Staged, typename CallParams>
 size_t stage(CallParams &params, const size_t besides) {
-    Params &scores = params.scores;
+    Params &scores = params.fork.scores;
     scores.stage_at = 0;
     if (!kBuilt || scores.bias.ptr == nullptr || (scores.bias.key_stride != 1 && params.seqlen_k > 1)) {
         return besides;
@@ -230,7 +230,7 @@ size_t stage(CallParams &params, const size_t besides) {
 // What a launch may ask for; the limit of kernels of other calls is another.
 template<typename CallParams>
 int limit(const CallParams &params, const int other) {
-    return params.scores.any() ? shared_memory_of_device() : other;
+    return params.fork.scores.any() ? shared_memory_of_device() : other;
 }
 
 }  // namespace fork_bias

@@ -25,7 +25,7 @@ constexpr int kSteps = Kernel_traits::kBlockN / fork_keys::step(Kernel_traits::k
 
 template<typename Kernel_traits>
 __forceinline__ __device__ bool several(const Flash_fwd_params &params) {
-    return kSteps<Kernel_traits> > 1 && params.n_blocks_per_split > 0;
+    return kSteps<Kernel_traits> > 1 && params.fork.n_blocks_per_split > 0;
 }
 
 // What softmax_rescale_o and gemm_rs do to a whole tile, step by step. Scores are ((2, 2), M, N): N, tiles of

@@ -187,8 +187,8 @@ struct Visible {
         const int bidh, const ThreadTile thread_tile, const int first_key, const int num_keys) {
         #pragma unroll
         for (int r = 0; r < kRows; ++r) { bits[r] = kAll; }
-        if (params.scores.mask.ptr != nullptr) {
-            load_mask_rows(params.scores.mask, binfo, bidb, bidh, thread_tile, first_key, num_keys);
+        if (params.fork.scores.mask.ptr != nullptr) {
+            load_mask_rows(params.fork.scores.mask, binfo, bidb, bidh, thread_tile, first_key, num_keys);
         }
         return limit(params, binfo, thread_tile, first_key, num_keys);
     }
@@ -445,7 +445,7 @@ private:
         const int bidh, const int n_block, const int n_block_min, const int num_keys) {
         #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-            ahead[i] = Visible<1, kBlockN / 4>::load_shared_row(params.scores.mask, binfo, bidb, bidh,
+            ahead[i] = Visible<1, kBlockN / 4>::load_shared_row(params.fork.scores.mask, binfo, bidb, bidh,
                 (n_block - i) * kBlockN, n_block - i < n_block_min ? -1 : num_keys);
         }
         ahead_from = n_block;
@@ -475,8 +475,10 @@ struct ForwardTiles {
           thread_tile{
               m_block * Kernel_traits::kBlockM + int(threadIdx.x) / 32 * 16 + int(threadIdx.x) % 32 / 4,
               Kernel_traits::kNWarps * 16},
-          bias(slice<char>(params.scores.bias, binfo, bidb, bidh, params.scores.bias_is_float ? 4 : 2)
-              + first_row() * params.scores.bias.row_stride * (params.scores.bias_is_float ? 4 : 2)) {}
+          bias(slice<char>(
+                   params.fork.scores.bias, binfo, bidb, bidh, params.fork.scores.bias_is_float ? 4 : 2)
+              + first_row() * params.fork.scores.bias.row_stride
+                  * (params.fork.scores.bias_is_float ? 4 : 2)) {}
 
     // The tile to begin with: n_block, or the next below in which some row sees a key, or the last.
     template<typename Tensor>
@@ -494,13 +496,13 @@ struct ForwardTiles {
         Tensor &tKgK, Tensor &tVgV, const int *block_table) {
         auto scores =
             cute::make_tensor(acc_s.data(), FLASH_NAMESPACE::convert_layout_acc_rowcol(acc_s.layout()));
-        if (params.scores.bias.ptr == nullptr) {
-        } else if (params.scores.stage_at == 0) {
+        if (params.fork.scores.bias.ptr == nullptr) {
+        } else if (params.fork.scores.stage_at == 0) {
             visible.template add_in_place<typename Kernel_traits::Element>(
-                params.scores, binfo, bidb, bidh, thread_tile, n_block * kBlockN, scores);
+                params.fork.scores, binfo, bidb, bidh, thread_tile, n_block * kBlockN, scores);
         } else {
             ForwardStage<Kernel_traits>::template add<typename Kernel_traits::Element>(
-                params.scores, bias, scores);
+                params.fork.scores, bias, scores);
         }
         visible.hide(scores);
         const int above = next(n_block - 1, n_block_min) + 1;
@@ -516,7 +518,7 @@ private:
     // Down from n_block, whatever its tiles' mask, to one in which some row sees a key; n_block_min - 1 if
     // there is none.
     __forceinline__ __device__ int next(int n_block, const int n_block_min) {
-        const View &mask = params.scores.mask;
+        const View &mask = params.fork.scores.mask;
         const int keys = num_keys(params, binfo);
         if (mask.ptr != nullptr && mask.row_stride == 0) {
             uint32_t word;
@@ -537,10 +539,10 @@ private:
     // The bias of the tile to visit next, if there is one. Call before K's tile is copied: the kernel waits
     // for groups, and the fence after K's copy commits both.
     __forceinline__ __device__ void fetch(const int n_block, const int n_block_min) const {
-        const int size = params.scores.bias_is_float ? 4 : 2,
+        const int size = params.fork.scores.bias_is_float ? 4 : 2,
                   keys = num_keys(params, binfo) - n_block * kBlockN;
-        if (params.scores.stage_at == 0 || n_block < n_block_min || keys <= 0) { return; }
-        ForwardStage<Kernel_traits>::fetch(params.scores, bias + int64_t(n_block) * kBlockN * size,
+        if (params.fork.scores.stage_at == 0 || n_block < n_block_min || keys <= 0) { return; }
+        ForwardStage<Kernel_traits>::fetch(params.fork.scores, bias + int64_t(n_block) * kBlockN * size,
             binfo.actual_seqlen_q - first_row(), min(keys, kBlockN));
     }
 

@@ -31,7 +31,7 @@ __forceinline__ __device__ void poison_keys(const Flash_bwd_params &params, cons
     const int bidb, const int bidh, const int m_block) {
     if (m_block > 0 || binfo.actual_seqlen_k <= params.seqlen_k) { return; }
     // Whatever cu_seqlens_k holds
-    const int end = std::min(binfo.actual_seqlen_k, params.total_k - binfo.sum_s_k);
+    const int end = std::min(binfo.actual_seqlen_k, params.fork_bwd.total_k - binfo.sum_s_k);
     poison(reinterpret_cast<Element *>(params.dk_ptr)
             + binfo.k_offset(params.dk_batch_stride, params.dk_row_stride, bidb)
             + bidh * params.dk_head_stride,

@@ -1,4 +1,4 @@
-// flash_fwd_kernel that folds chunks, and which calls take it.
+// flash_fwd_kernel that walks several chunks and folds them, and which calls need it.
 
 #pragma once
 
@@ -8,25 +8,25 @@
 
 namespace FLASH_NAMESPACE {
 
-// flash_fwd_kernel is compiled once more with these, to fold the chunks of calls without a window, slopes,
-// softcap and dropout, whose head dim is the kernel's.
+// flash_fwd_kernel is compiled once more with these, for calls without a window, slopes, softcap and dropout,
+// whose head dim is the kernel's.
 template<typename Kernel_traits>
-struct Folding : Kernel_traits {};
+struct Walking : Kernel_traits {};
 
 template<typename Kernel_traits, bool Is_dropout>
-constexpr bool kMayFold = !Is_dropout && Kernel_traits::kHeadDim <= 128 && Kernel_traits::kBlockM == 128
+constexpr bool kMayWalk = !Is_dropout && Kernel_traits::kHeadDim <= 128 && Kernel_traits::kBlockM == 128
     && Kernel_traits::kBlockN == fork_keys::step(Kernel_traits::kHeadDim);
 
 template<typename Kernel_traits>
-constexpr bool Folds = false;
+constexpr bool kWalks = false;
 template<typename Kernel_traits>
-constexpr bool Folds<Folding<Kernel_traits>> = true;
+constexpr bool kWalks<Walking<Kernel_traits>> = true;
 
 // Calls of several chunks do; and those of which a sequence may be longer than the call says, for it must
 // notice (poison_rows).
-inline bool folds(const Flash_fwd_params &params) {
-    return params.n_blocks_per_split > 0
-        && (params.num_chunks > 1 || params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr);
+inline bool needs_walking(const Flash_fwd_params &params) {
+    return params.fork.n_blocks_per_split > 0
+        && (params.fork.num_chunks > 1 || params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr);
 }
 
 // Blocks up to that in which the longest key length that the call named ends: a cache may end there.
