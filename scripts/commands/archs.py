@@ -12,7 +12,7 @@ from scripts.commands import arguments
 from scripts.lab import shared_ptx
 from scripts.series import clone
 from scripts.source import matrix, matrix_tables
-from scripts.wheels import toolchain
+from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
     import argparse
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> None:
     if wrong := [a for base, others in asked.items() for a in others if int(a) <= int(base)]:
         raise UsageError(f"{', '.join(wrong)}: no later than the PTX that they would be made from (--ptx).")
     _, applied = clone.apply(loaded, options.source)
-    tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
+    tools = compilers.assemble(target, None, layout.BUILD, cache=True)
     comparisons = shared_ptx.check(applied, tools, options.kernels or target.kernels, asked)
     table = Table("kernel file", "machine code", "from the PTX of", "kernels", "differ")
     for c in comparisons:

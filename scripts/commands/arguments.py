@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import layout
 from scripts.commands import table
 from scripts.source import kernel_set, matrix, matrix_tables, upstream
-from scripts.wheels import cluster
+from scripts.wheels.cluster import schedulers
 
 if TYPE_CHECKING:
     from scripts.source.kernel_set import Kernel
@@ -122,9 +122,9 @@ def add_jobs(parser: argparse.ArgumentParser, what: str = "compilers at once", a
 def add_scheduler(parser: argparse.ArgumentParser, what: str) -> None:
     """``--scheduler``, of every command whose work other machines can do."""
 
-    def scheduler(text: str) -> cluster.Scheduler:
+    def scheduler(text: str) -> schedulers.Scheduler:
         try:
-            return cluster.parse(text)
+            return schedulers.parse(text)
         except ValueError as e:
             raise argparse.ArgumentTypeError(str(e)) from None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.base import console
 from scripts.commands import arguments
-from scripts.wheels import binaries
+from scripts.wheels.trust import binaries
 
 if TYPE_CHECKING:
     import argparse

@@ -23,7 +23,8 @@ from scripts.lab import (
     scaling,
 )
 from scripts.source import kernel_set, matrix
-from scripts.wheels import build, choice, toolchain
+from scripts.wheels.building import build, jobs
+from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,9 +102,9 @@ def _target(loaded: matrix.Matrix, options: argparse.Namespace) -> matrix.Target
     return loaded.named(options.target) if options.target else loaded.default()
 
 
-def _job(target: matrix.Target, options: argparse.Namespace, default: str) -> choice.Job:
+def _job(target: matrix.Target, options: argparse.Namespace, default: str) -> jobs.Job:
     kernels = options.kernels or kernel_set.parse_kernels(default)
-    return choice.Job(target, kernels, target.architectures)
+    return jobs.Job(target, kernels, target.architectures)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -213,8 +214,8 @@ def _build(options: argparse.Namespace) -> None:
             f"it has {', '.join(build_cost.ARCHITECTURES)}."
         )
     job = _job(target, options, build_cost.KERNELS)
-    python = options.python or toolchain.running_python()
-    tools = toolchain.assemble(target, python, layout.BUILD, cache=False)
+    python = options.python or compilers.running_python()
+    tools = compilers.assemble(target, python, layout.BUILD, cache=False)
     folder = build_cost.folder_of(loaded, job, tools)
     ours, theirs = build_cost.compare(
         loaded, job, tools, build.BuildOptions(options.source, options.jobs), folder

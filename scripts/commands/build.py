@@ -13,9 +13,12 @@ from scripts.base.errors import BuildError
 from scripts.commands import arguments, build_checks, build_python, on_workers
 from scripts.commands.matrix import list_targets
 from scripts.source.kernel_set import DTYPES, HEAD_DIMS, Pass
-from scripts.wheels import build, choice, cpp_archive, kernels, toolchain
-from scripts.wheels.build import BuildOptions, Built, Place
-from scripts.wheels.choice import Choice, Job
+from scripts.wheels.building import build
+from scripts.wheels.building.build import BuildOptions, Built, Place
+from scripts.wheels.building.jobs import Choice, Job, chosen
+from scripts.wheels.compiling import kernels
+from scripts.wheels.packing import cpp_archive
+from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
     import argparse
@@ -138,7 +141,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.list:
         list_targets(loaded)
         return
-    jobs = choice.chosen(
+    jobs = chosen(
         loaded,
         Choice(options.target, options.all, options.kernels or (), options.arch or ()),
     )
@@ -212,7 +215,7 @@ def _plan(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -
         fresh = set(job.kernels) - there
         seen[key] = there | fresh
         compiles = f"{len(fresh)} and the binding" if fresh else "the binding"
-        if not options.containers and toolchain.out_of_reach(job.target):
+        if not options.containers and compilers.out_of_reach(job.target):
             compiles += f"; needs CUDA {job.target.cuda} or --containers"
         seconds = sum(kernels.seconds_expected(k, job.architectures, loaded.shared_ptx) for k in fresh)
         table.add_row(

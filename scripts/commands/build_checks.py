@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
     from scripts.source.matrix import Matrix
-    from scripts.wheels.choice import Job
+    from scripts.wheels.building.jobs import Job
 
 _NOT_OF_ARCHIVES = ("stock", "python", "kernels_only", "containers", "image", "base_version", "sign")
 

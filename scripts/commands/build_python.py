@@ -11,7 +11,9 @@ from scripts.base import console, layout
 from scripts.base.errors import UpstreamError, UsageError
 from scripts.base.fetch import sha256
 from scripts.source import upstream
-from scripts.wheels import build, python_wheel, trust
+from scripts.wheels.building import build
+from scripts.wheels.packing import python_wheel
+from scripts.wheels.trust import evidence
 
 if TYPE_CHECKING:
     import argparse
@@ -49,4 +51,4 @@ def run(loaded: Matrix, options: argparse.Namespace) -> None:
     if options.check_reproducible:
         build.again_same(path, lambda folder: python_wheel.build(loaded, source, folder, folder / "dist"))
     if options.sign:
-        trust.attest_build(path, sign=True)
+        evidence.attest_build(path, sign=True)

@@ -10,7 +10,9 @@ from scripts.base import console, layout
 from scripts.base.errors import UsageError
 from scripts.commands import arguments
 from scripts.source import matrix
-from scripts.wheels import cluster, gpus, toolchain
+from scripts.wheels.cluster import schedulers
+from scripts.wheels.proof import machine_gpus
+from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
     import argparse
@@ -62,18 +64,18 @@ def _worker(options: argparse.Namespace) -> list[str]:
     if options.port:
         raise UsageError("--port is for cluster -- scheduler.")
     try:
-        address = cluster.parse(options.address or "")
+        address = schedulers.parse(options.address or "")
     except ValueError:
         address = None
-    if address is None or address.kind is not cluster.Kind.ADDRESS:
+    if address is None or address.kind is not schedulers.Kind.ADDRESS:
         raise UsageError("name the scheduler: nox -s cluster -- worker tcp://HOST:8786.")
     if options.target:
         target = matrix.load(layout.MATRIX).named(options.target)
-        tools = toolchain.toolkit(target, layout.cache("toolkit"), layout.BUILD / "logs")
+        tools = compilers.toolkit(target, layout.cache("toolkit"), layout.BUILD / "logs")
         console.note(f"nvcc {tools.version}: {tools.why}")
     threads = options.jobs or len(os.sched_getaffinity(0))
     words = ["distributed.cli.dask_worker", address.address, "--nworkers", "1", "--nthreads", str(threads)]
     words += ["--no-dashboard", *(["--name", options.name] if options.name else [])]
     words += ["--host", options.host] if options.host else []
-    found = gpus.found()
+    found = machine_gpus.found()
     return [*words, *(["--resources", f"gpu={len(found)}"] if found else [])]

@@ -11,8 +11,8 @@ from scripts.base.errors import UsageError, VerifyError
 from scripts.commands import arguments
 from scripts.series import clone
 from scripts.source import matrix
-from scripts.wheels import doctor
-from scripts.wheels.doctor import Question
+from scripts.wheels.proof import doctor
+from scripts.wheels.proof.doctor import Question
 
 if TYPE_CHECKING:
     import argparse

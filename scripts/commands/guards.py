@@ -10,7 +10,7 @@ from rich.table import Table
 from scripts.base import console
 from scripts.commands import arguments
 from scripts.series import clone, guards
-from scripts.wheels.compiling import compile_alone
+from scripts.wheels.compiling.ninja import compile_alone
 
 if TYPE_CHECKING:
     import argparse

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, layout
 from scripts.commands import arguments
 from scripts.source import matrix_tables
-from scripts.wheels import image, toolchain
+from scripts.wheels.building import image
+from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
     import argparse
@@ -33,7 +34,7 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     interpreters = [
-        toolchain.find_python(version)
+        compilers.find_python(version)
         for version in (
             matrix_tables.PYTHONS if options.python == ("all",) else options.python or ("3.12", "3.13")
         )

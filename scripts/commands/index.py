@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 from scripts.base import console, layout
 from scripts.commands import arguments
 from scripts.source import matrix
-from scripts.wheels import index, index_links, index_page, index_server, index_yanked
+from scripts.wheels.index import installers, local_server, page, static_index, yanked_list
 
 if TYPE_CHECKING:
-    from scripts.wheels.index_entry import Entry
+    from scripts.wheels.index.wheel_entries import Entry
 
 
 def _address(text: str) -> str:
@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
         "--yanked",
         metavar="FILE",
         type=Path,
-        help=f"a list of yanked wheels and the reasons (default: {index_yanked.FILE}, where it is there)",
+        help=f"a list of yanked wheels and the reasons (default: {yanked_list.FILE}, where it is there)",
     )
     parser.add_argument(
         "--variants",
@@ -83,8 +83,8 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    default = layout.ROOT / index_yanked.FILE
-    request = index.Request(
+    default = layout.ROOT / yanked_list.FILE
+    request = static_index.Request(
         wheels=options.wheels,
         url=options.url or "",
         yanked=options.yanked or (default if default.is_file() else None),
@@ -92,12 +92,12 @@ def _run(options: argparse.Namespace) -> None:
         torch_cuda=matrix.load(layout.MATRIX).torch_cuda,
     )
     console.step(f"{'Checking' if options.check else 'Writing'} the index of {request.wheels}")
-    _tell((index.check if options.check else index.write)(request, options.out))
+    _tell((static_index.check if options.check else static_index.write)(request, options.out))
     if options.check:
         console.done(f"{options.out} is the index of {request.wheels}, byte for byte.")
     else:
         console.done(
-            f"{options.out / 'index.html'} is its page; installers read {options.out / index_links.SIMPLE}"
+            f"{options.out / 'index.html'} is its page; installers read {options.out / installers.SIMPLE}"
         )
     if options.serve is not None:
         _serve(options.out, options.serve)
@@ -106,13 +106,13 @@ def _run(options: argparse.Namespace) -> None:
 def _tell(entries: tuple[Entry, ...]) -> None:
     for entry in entries:
         proved = f"proved on {entry.beside.proved_on}" if entry.beside.proved_on else "not proved"
-        told = [index_page.size(entry.wheel.size), proved]
+        told = [page.size(entry.wheel.size), proved]
         told += [f"variant {entry.variant.label}"] if entry.variant else []
         told += [f"yanked: {entry.yanked}"] if entry.yanked is not None else []
         console.note(f"{entry.file}: {', '.join(told)}")
 
 
 def _serve(folder: Path, port: int) -> None:
-    with index_server.server(folder, port) as server, suppress(KeyboardInterrupt):
+    with local_server.server(folder, port) as server, suppress(KeyboardInterrupt):
         console.done(f"http://127.0.0.1:{server.server_port}/ serves it. Ctrl-C ends that.")
         server.serve_forever()

@@ -12,15 +12,18 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, ToolchainError, UsageError
 from scripts.commands import arguments
-from scripts.wheels import binaries, index, rebuild, trust, verify
-from scripts.wheels.build import BuildOptions
+from scripts.wheels.building import rebuild
+from scripts.wheels.building.build import BuildOptions
+from scripts.wheels.index import static_index
+from scripts.wheels.proof import verify
+from scripts.wheels.trust import binaries, evidence
 
 if TYPE_CHECKING:
     import argparse
 
     from scripts.lab.machine_code import Family
-    from scripts.wheels.contents import Contents
-    from scripts.wheels.trust import Trusted
+    from scripts.wheels.trust.contents import Contents
+    from scripts.wheels.trust.evidence import Trusted
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,9 @@ def _inspect(options: argparse.Namespace) -> None:
             if path.is_dir():
                 told.append(_checked_index(path))
                 continue
-            trusted = trust.check(path)
-            if options.sign and trust.sign_missing(trusted):
-                trusted = trust.check(path)
+            trusted = evidence.check(path)
+            if options.sign and evidence.sign_missing(trusted):
+                trusted = evidence.check(path)
             found = _inspected(trusted)
             _show(found)
             if options.rebuild:
@@ -95,7 +98,7 @@ def _inspect(options: argparse.Namespace) -> None:
 
 def _checked_index(folder: Path) -> dict[str, Any]:
     """Check an index: each wheel with what lies beside it, and every page by making it again."""
-    wheels = index.checked(folder)
+    wheels = static_index.checked(folder)
     console.done(f"{folder}: {len(wheels)} wheels and all that is said of them are whole, byte for byte")
     return {"index": str(folder), "wheels": {wheel.path.name: wheel.sha256 for wheel in wheels}}
 

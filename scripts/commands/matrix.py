@@ -9,7 +9,7 @@ from rich.table import Table
 from scripts.base import console, layout
 from scripts.commands import arguments
 from scripts.source import kernel_set, matrix
-from scripts.wheels import workflow
+from scripts.wheels.releasing import workflow
 
 if TYPE_CHECKING:
     import argparse

@@ -7,33 +7,33 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from scripts.base import console
-from scripts.wheels import cluster
+from scripts.wheels.cluster import schedulers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scripts.base.errors import BuildError
     from scripts.source.matrix import Matrix
-    from scripts.wheels.build import BuildOptions, Place
-    from scripts.wheels.choice import Job
+    from scripts.wheels.building.build import BuildOptions, Place
+    from scripts.wheels.building.jobs import Job
 
 
 def compile_for(
-    loaded: Matrix, jobs: Sequence[Job], how: BuildOptions, place: Place, scheduler: cluster.Scheduler
+    loaded: Matrix, jobs: Sequence[Job], how: BuildOptions, place: Place, scheduler: schedulers.Scheduler
 ) -> dict[Job, BuildError]:
     """Have the jobs' kernel files compiled; the jobs for which that failed."""
-    with cluster.connected(scheduler, how.jobs) as client:
-        from scripts.wheels import cluster_build  # noqa: PLC0415 - imports Dask
+    with schedulers.connected(scheduler, how.jobs) as client:
+        from scripts.wheels.cluster import compile_jobs  # noqa: PLC0415 - imports Dask
 
-        return cluster_build.compile_for(loaded, jobs, how, place, client)
+        return compile_jobs.compile_for(loaded, jobs, how, place, client)
 
 
-def plan(loaded: Matrix, jobs: Sequence[Job], place: Place, scheduler: cluster.Scheduler) -> None:
+def plan(loaded: Matrix, jobs: Sequence[Job], place: Place, scheduler: schedulers.Scheduler) -> None:
     """Tell which workers would compile what, and how long that would take."""
-    with cluster.connected(scheduler) as client:
-        from scripts.wheels import cluster_plan  # noqa: PLC0415 - imports Dask
+    with schedulers.connected(scheduler) as client:
+        from scripts.wheels.cluster import dry_run  # noqa: PLC0415 - imports Dask
 
-        planned = cluster_plan.planned(loaded, jobs, place, client)
+        planned = dry_run.planned(loaded, jobs, place, client)
     table = Table("worker", "at once", "GB", "toolchains", "files", "until")
     for worker in planned.workers:
         table.add_row(

@@ -11,7 +11,7 @@ from scripts.commands import arguments
 from scripts.series import clone, move, places, rebase_state, rebase_status, tree, upstream_words
 from scripts.series.rebase import Rebase
 from scripts.source import releases, upstream
-from scripts.wheels.compiling import compile_alone
+from scripts.wheels.compiling.ninja import compile_alone
 
 if TYPE_CHECKING:
     import argparse

@@ -16,8 +16,12 @@ from scripts.base.errors import NotVerified, UsageError
 from scripts.base.git import Repository
 from scripts.commands import arguments, parser
 from scripts.source import matrix
-from scripts.wheels import companions, cpp_archive, gpus, index_yanked, release, release_notes, sbom, trust
-from scripts.wheels.release import ReleaseError, Step
+from scripts.wheels.index import yanked_list
+from scripts.wheels.packing import cpp_archive
+from scripts.wheels.proof import machine_gpus
+from scripts.wheels.releasing import release_notes, release_steps
+from scripts.wheels.releasing.release_steps import ReleaseError, Step
+from scripts.wheels.trust import companions, evidence, sbom
 
 if TYPE_CHECKING:
     import argparse
@@ -109,8 +113,8 @@ def _run(options: argparse.Namespace) -> None:
             console.note(f"{place} {step.name}: {step.line}")
         return
     tag = release_notes.tag_of(loaded)
-    commit = release.commit_of(layout.ROOT)
-    waiting = release.run(steps, commit, FOLDER, rehearsal=options.dry_run)
+    commit = release_steps.commit_of(layout.ROOT)
+    waiting = release_steps.run(steps, commit, FOLDER, rehearsal=options.dry_run)
     if waiting:
         raise NotVerified(f"{tag} cannot be released yet: {waiting[0]}")
     console.done(f"{tag} can be released from commit {commit[:12]}. A person does the rest:")
@@ -122,7 +126,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _steps(asked: _Release, repository: Repository) -> list[Step]:
     """The steps, in order."""
-    yanked, notes = layout.ROOT / index_yanked.FILE, FOLDER / "notes.md"
+    yanked, notes = layout.ROOT / yanked_list.FILE, FOLDER / "notes.md"
     listed = (yanked,) if yanked.is_file() else ()
 
     def write_notes() -> Iterable[Path]:
@@ -145,7 +149,9 @@ def _steps(asked: _Release, repository: Repository) -> list[Step]:
             lambda: _forecast(asked),
             options=today,
         ),
-        Step("gates", ".ci/run: style, guards, rendered files, tests", lambda: release.gates(layout.ROOT)),
+        Step(
+            "gates", ".ci/run: style, guards, rendered files, tests", lambda: release_steps.gates(layout.ROOT)
+        ),
         Step("matrix", "build the wheel of every target", lambda: _build(asked), options=which),
         Step("archives", "the C++ API's archive of each", lambda: _archives(asked), asked.files, which),
         Step(
@@ -225,7 +231,7 @@ def _reproduce(asked: _Release) -> Iterable[Path]:
 def _prove(asked: _Release) -> Iterable[Path]:
     """Take the proofs that lie beside the wheels; prove the others where there is a GPU."""
     missing = [wheel for wheel in asked.files() if not _is_proved(wheel)]
-    if missing and not gpus.found():
+    if missing and not machine_gpus.found():
         names = ", ".join(wheel.name for wheel in missing)
         raise NotVerified(
             f"without a proof: {names}. Prove them on a GPU (docs/proving.md), put the proofs beside them in "
@@ -237,7 +243,7 @@ def _prove(asked: _Release) -> Iterable[Path]:
 
 
 def _is_proved(wheel: Path) -> bool:
-    trusted = trust.check(wheel)
+    trusted = evidence.check(wheel)
     if trusted.proof is None or not trusted.proof.verified:
         return False
     named = trusted.wheel.provenance.architectures
@@ -256,7 +262,7 @@ def _inspect(asked: _Release) -> Iterable[Path]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for wheel in wheels:
-        whole = trust.whole(wheel)
+        whole = evidence.whole(wheel)
         (folder / f"{wheel.stem}.cdx.json").write_bytes(whole.sboms[sbom.name_in(whole)])
     return sorted(folder.iterdir())
 

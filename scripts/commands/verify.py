@@ -11,7 +11,10 @@ from scripts.base import console, layout
 from scripts.base.errors import BuildError, NotVerified, UsageError
 from scripts.commands import arguments
 from scripts.source import upstream
-from scripts.wheels import cluster, companions, cpp_tests, index, origin, trust, verify
+from scripts.wheels.cluster import schedulers
+from scripts.wheels.index import static_index
+from scripts.wheels.proof import cpp_tests, origin, verify
+from scripts.wheels.trust import companions, evidence
 
 if TYPE_CHECKING:
     import argparse
@@ -99,7 +102,7 @@ def _run(options: argparse.Namespace) -> None:
     for path in wheels:
         try:
             if options.attest:
-                trust.attest_proof(path, sign=options.sign)
+                evidence.attest_proof(path, sign=options.sign)
                 console.done(f"{companions.proof_statement(path)} written.")
                 continue
             facts = verify.facts_of(path)
@@ -109,7 +112,7 @@ def _run(options: argparse.Namespace) -> None:
             how = replace(beside, keeps=path not in of_indexes)
             verify.verify(path, built_from.checkout, suite, layout.BUILD, options.pytest, how)
             if options.sign:
-                trust.attest_proof(path, sign=True)
+                evidence.attest_proof(path, sign=True)
         except BuildError as e:
             console.error(str(e))
             waiting = _worse(waiting, e)
@@ -150,7 +153,7 @@ def _of_indexes(options: argparse.Namespace) -> list[Path]:
             f"{folders[0]} is an index, in which nothing is written: --sign, --attest and --scheduler are "
             "for the wheels that it was made of."
         )
-    return [wheel.path for folder in folders for wheel in index.checked(folder)]
+    return [wheel.path for folder in folders for wheel in static_index.checked(folder)]
 
 
 def _wheels(options: argparse.Namespace, loaded: Matrix) -> list[Path]:
@@ -178,9 +181,9 @@ def _on_workers(options: argparse.Namespace, wheels: list[Path]) -> None:
         raise UsageError("--pytest chooses cases on this machine; leave out --scheduler.")
     if options.torch or options.python:
         raise UsageError("--torch and --python are for this machine; leave out --scheduler.")
-    with cluster.connected(options.scheduler) as client:
-        from scripts.wheels import cluster_proofs  # noqa: PLC0415 - imports Dask
+    with schedulers.connected(options.scheduler) as client:
+        from scripts.wheels.cluster import proving  # noqa: PLC0415 - imports Dask
 
-        failed = cluster_proofs.prove_on(client, wheels)
+        failed = proving.prove_on(client, wheels)
     if failed:
         raise SystemExit(functools.reduce(_worse, failed.values()).exit_code)

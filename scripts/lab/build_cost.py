@@ -30,13 +30,17 @@ from scripts.lab import metering
 from scripts.lab.build_figures import Ours, Side, Spent
 from scripts.series import clone, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import build, choice, compiling, flags, kernels, linking, toolchain, torch_environment
-from scripts.wheels.linking import Product
+from scripts.wheels.building import build
+from scripts.wheels.compiling import flags, kernels, ninja
+from scripts.wheels.packing import linking
+from scripts.wheels.packing.linking import Product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from scripts.source.matrix_tables import Upstream
+    from scripts.wheels.building.jobs import Job
+    from scripts.wheels.toolchain import compilers, torch_environment
 
 KERNELS = "hdim64,fp16"  # of each pass a file, causal and not
 ARCHITECTURES = ("80", "90", "100", "120")  # that upstream's setup.py can be asked for
@@ -157,7 +161,7 @@ def _upstreams(
     return compiles, binding
 
 
-def folder_of(loaded: matrix.Matrix, job: choice.Job, tools: toolchain.Toolchain) -> Path:
+def folder_of(loaded: matrix.Matrix, job: Job, tools: compilers.Toolchain) -> Path:
     """Where one choice is measured, so that the same command goes on after an interruption."""
     parts = (
         job,
@@ -190,7 +194,7 @@ def _without_bias(plan: kernels.Plan) -> list[metering.Compile]:
     )
 
 
-def _side(compiled: _SideCompiles, tools: toolchain.Toolchain, folder: Path) -> Side:
+def _side(compiled: _SideCompiles, tools: compilers.Toolchain, folder: Path) -> Side:
     """The figures of a side whose files were compiled; links what a wheel of it has."""
     objects = [unit.target for unit in (*compiled.binding, *compiled.kernels)]
     log, first = folder / "logs" / "link.log", folder / f"{compiled.name}.so"
@@ -212,8 +216,8 @@ def _side(compiled: _SideCompiles, tools: toolchain.Toolchain, folder: Path) -> 
 
 def compare(
     loaded: matrix.Matrix,
-    job: choice.Job,
-    tools: toolchain.Toolchain,
+    job: Job,
+    tools: compilers.Toolchain,
     options: build.BuildOptions,
     folder: Path,
 ) -> tuple[Ours, Side]:
@@ -227,7 +231,7 @@ def compare(
     their_kernels, theirs = _upstreams(plan, units, (loaded.upstream, checkout), folder / "upstream")
     upstreams = _SideCompiles("upstream", their_kernels, [theirs])
     without_bias = _without_bias(plan)
-    jobs, reason = compiling.job_limit(options.jobs, max(u.memory for u in units))
+    jobs, reason = ninja.job_limit(options.jobs, max(u.memory for u in units))
     addition = ", and ours without masks and biases" if without_bias else ""
     console.step(f"{len(units)} kernel files on both sides{addition}, without the compile cache")
     console.note(f"{jobs} at once ({reason})")

@@ -13,7 +13,8 @@ from scripts.base.errors import CompileError, UsageError
 from scripts.lab.objects import Code, read_kernels
 from scripts.series import clone
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import compiling, flags, kernels, toolchain
+from scripts.wheels.compiling import flags, kernels, ninja
+from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,14 +117,14 @@ def compiled(
 
     The default target's compiler makes them, with the compile cache.
     """
-    tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
+    tools = compilers.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
     flavour = replace(kernels.FORK, code=tuple(flags.gencode((architecture,), {})))  # not packed
     plans = [
         kernels.Plan(applied, tools, chosen, (architecture,), layout.BUILD, flavour)
         for applied, chosen in sources
     ]
     work = [(plan, kernels.kernel_units(plan)) for plan in plans]
-    compiling.compile_together(work, jobs)
+    ninja.compile_together(work, jobs)
     return [
         {unit.target.stem: read_kernels(unit.target, architecture) for unit in units} for _, units in work
     ]

@@ -15,7 +15,10 @@ from scripts.base.errors import CompileError, VerifyError
 from scripts.base.process import run
 from scripts.lab import emulator
 from scripts.series import clone
-from scripts.wheels import binaries, compiling, cpp_tests, kernels, toolchain
+from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.proof import cpp_tests
+from scripts.wheels.toolchain import compilers
+from scripts.wheels.trust import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def library_objects(
-    tools: toolchain.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
+    tools: compilers.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
 ) -> tuple[Path, ...]:
     """What the C++ API's library is linked of, but for a CUDA runtime; kernels are PTX.
 
@@ -38,10 +41,10 @@ def library_objects(
     plan = kernels.Plan(applied, tools, chosen, (arch,), layout.BUILD, emulator.FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; the core and the C++ API")
     units = [unit for unit in kernels.binding_units(plan) if unit.source != kernels.BINDING]
-    return compiling.compile_units(plan, [*units, *kernels.kernel_units(plan)], jobs).objects
+    return ninja.compile_units(plan, [*units, *kernels.kernel_units(plan)], jobs).objects
 
 
-def library(tools: toolchain.Toolchain, objects: Sequence[Path]) -> Path:
+def library(tools: compilers.Toolchain, objects: Sequence[Path]) -> Path:
     """Link the C++ API's library with an emulated CUDA runtime in it, which programs call too.
 
     Raises:
@@ -63,7 +66,7 @@ def library(tools: toolchain.Toolchain, objects: Sequence[Path]) -> Path:
     return target
 
 
-def cuda_headers(tools: toolchain.Toolchain) -> list[Path]:
+def cuda_headers(tools: compilers.Toolchain) -> list[Path]:
     """The folders in which a program finds CUDA's headers."""
     folders = [
         path for folder in tools.toolkit.include for path in (folder, folder / "cccl")
@@ -80,7 +83,7 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
     target = loaded.default()
     _, applied = clone.apply(loaded, options.source)
     console.step(f"Toolchain for {target.name}")
-    tools = toolchain.assemble(target, None, layout.BUILD, cache=True)
+    tools = compilers.assemble(target, None, layout.BUILD, cache=True)
     objects = library_objects(tools, applied, options.kernels, options.architecture, options.jobs)
     built = library(tools, objects)
     console.step("The test program, and GoogleTest")

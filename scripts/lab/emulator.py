@@ -27,15 +27,11 @@ from scripts.base.process import run
 from scripts.lab import serving_clients
 from scripts.series import clone
 from scripts.source import upstream
-from scripts.wheels import (
-    binaries,
-    compiling,
-    kernels,
-    linking,
-    toolchain,
-    tvm_ffi,
-    verify,
-)
+from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.packing import linking
+from scripts.wheels.proof import verify
+from scripts.wheels.toolchain import compilers, tvm_ffi
+from scripts.wheels.trust import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +80,7 @@ class Emulation:
     client: str | None = None  # an engine whose classes call the kernels; None: the suite that needs none
 
 
-def interpreter(tools: toolchain.Toolchain, folder: Path, *, torch: bool = True) -> list[Path]:
+def interpreter(tools: compilers.Toolchain, folder: Path, *, torch: bool = True) -> list[Path]:
     """The interpreter, compiled; in a folder that follows from its sources.
 
     Args:
@@ -119,7 +115,7 @@ def interpreter(tools: toolchain.Toolchain, folder: Path, *, torch: bool = True)
 
 
 def package(
-    tools: toolchain.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
+    tools: compilers.Toolchain, applied: Tree, chosen: tuple[Kernel, ...], arch: str, jobs: int | None
 ) -> list[Path]:
     """Build an extension that runs kernels on the CPU, and the Python package around it.
 
@@ -134,9 +130,7 @@ def package(
     env = tools.environment
     plan = kernels.Plan(applied, tools, chosen, (arch,), layout.BUILD, FLAVOUR)
     console.step(f"Kernel files: {len(plan.kernels)}, as PTX; and the binding")
-    compiled = compiling.compile_units(
-        plan, [*kernels.binding_units(plan), *kernels.kernel_units(plan)], jobs
-    )
+    compiled = ninja.compile_units(plan, [*kernels.binding_units(plan), *kernels.kernel_units(plan)], jobs)
     folder = layout.BUILD / "emulator"
     objects = [*compiled.objects, *interpreter(tools, folder)]
     name = hashlib.sha256(repr([str(path) for path in objects] + [applied.commit]).encode()).hexdigest()[:16]
@@ -161,7 +155,7 @@ def package(
 
 
 def _environment(
-    tools: toolchain.Toolchain, root: Path, folders: Sequence[Path], options: Emulation
+    tools: compilers.Toolchain, root: Path, folders: Sequence[Path], options: Emulation
 ) -> dict[str, str]:
     """For the suite's processes: where Python finds what they import, and what the emulator emulates."""
     python, libraries = [*folders, layout.ROOT / "tests/wheel"], []
@@ -199,11 +193,11 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
         VerifyError: a case failed.
     """
     target = loaded.default()
-    python = options.python or toolchain.running_python()
+    python = options.python or compilers.running_python()
     _, applied = clone.apply(loaded, options.source)
     tests = serving_clients.tests_of(options.client)
     console.step(f"Toolchain for {target.name}, Python {python}")
-    tools = toolchain.assemble(target, python, layout.BUILD, cache=True)
+    tools = compilers.assemble(target, python, layout.BUILD, cache=True)
     folders = package(tools, applied, options.kernels, options.architecture, options.jobs)
     env = {
         **_environment(tools, applied.root, folders, options),
@@ -211,7 +205,7 @@ def emulate(loaded: Matrix, options: Emulation) -> None:
     }
     command = [str(tools.environment.python), "-m", "pytest", *tests]
     command += ["-c", os.devnull, f"--rootdir={SUITE}", "-q", "-p", "no:cacheprovider"]
-    processes, _ = compiling.job_limit(options.jobs, _TESTS_BYTES)
+    processes, _ = ninja.job_limit(options.jobs, _TESTS_BYTES)
     if processes > 1:
         command += ["-n", str(processes), "--dist", "worksteal"]
     console.step(f"Emulating in {processes} processes" if processes > 1 else "Emulating")

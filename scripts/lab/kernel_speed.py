@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from scripts.base import console, layout
 from scripts.base.errors import NotVerified, VerifyError
-from scripts.wheels import build, choice, verify
+from scripts.wheels.building import build, jobs
+from scripts.wheels.proof import verify
 
 if TYPE_CHECKING:
     from scripts.source import matrix
@@ -42,7 +43,7 @@ def require_gpu() -> None:
         )
 
 
-def measure(loaded: matrix.Matrix, job: choice.Job, options: build.BuildOptions, result: Path) -> None:
+def measure(loaded: matrix.Matrix, job: jobs.Job, options: build.BuildOptions, result: Path) -> None:
     """Build the wheel and stock's extension, and run the benchmark with both, in an environment of their own.
 
     Raises:

@@ -20,7 +20,7 @@ from scripts.base import console
 from scripts.base.errors import CompileError
 from scripts.base.process import last_lines, quoted, run
 from scripts.lab import metered
-from scripts.wheels import compiling, flags, kernels
+from scripts.wheels.compiling import flags, kernels, ninja
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def commands_of(
 def compiles_of(plan: kernels.Plan, side: str, units: Sequence[kernels.Unit]) -> list[Compile]:
     """Our own compiles, as a build has them."""
     file = plan.build / "ninja" / f"{side}.ninja"
-    compiling.write_ninja(file, [(plan, units)])
+    ninja.write_ninja(file, [(plan, units)])
     commands = commands_of(plan, file, [unit.target for unit in units])
     return [
         Compile(side, Path(u.source).stem, command, u.target, u.seconds)
@@ -119,16 +119,16 @@ def meter(plan: kernels.Plan, compiles: Sequence[Compile], jobs: int, folder: Pa
     total = sum(expected.values())
     with (
         console.progress("compiling on both sides", len(compiles), len(compiles) - len(left)) as advance,
-        compiling.running_ninja(command, settings, log) as ninja,
+        ninja.running_ninja(command, settings, log) as process,
         log.open("a", encoding="utf-8") as record_file,
     ):
-        for line in ninja.stdout or ():
+        for line in process.stdout or ():
             record_file.write(line)
             said = (said + line)[-4000:]
             if (counted := re.match(r"\[\d+/\d+\] (.+)$", line)) and counted[1] in expected:
                 done += expected[counted[1]]
                 advance(counted[1], (time.monotonic() - started) / done * (total - done))
-        status = ninja.wait()
+        status = process.wait()
     if status != 0:
         raise CompileError(f"a compile failed:\n{last_lines(said)}\nThe full log is {log}.")
 

@@ -1,6 +1,6 @@
 """How long the kernel files take on many workers, from what each was measured to take.
 
-The longest file that waits goes to the worker that is free first, as builds do it (``cluster_compile``).
+The longest file that waits goes to the worker that is free first, as builds do it (``cluster/dispatch``).
 Network and scheduler are left out: an object has a few hundred kilobytes, a file takes minutes.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scripts.base.errors import UsageError
-from scripts.lab import pictures
-from scripts.wheels import kernels, schedule
+from scripts.lab import pictures, schedule
+from scripts.wheels.compiling import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ def cases(seconds: Sequence[float], releases: int) -> list[Case]:
 
 
 def expected(chosen: Sequence[Kernel], architectures: Sequence[str]) -> list[float]:
-    """What files take by the figures that builds go by (``_SECONDS`` in ``wheels/kernels``)."""
+    """What files take by the figures that builds go by (``_SECONDS`` in ``wheels/compiling/kernels``)."""
     return [kernels.seconds_expected(kernel, architectures, {}) for kernel in chosen]
 
 

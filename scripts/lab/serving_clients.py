@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from scripts.base import console, files, layout, pip
 from scripts.base.errors import CompileError, ToolchainError
 from scripts.base.process import run
-from scripts.wheels import metadata
+from scripts.wheels.packing import metadata
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripts.wheels.toolchain import Toolchain
-    from scripts.wheels.torch_environment import Environment
+    from scripts.wheels.toolchain.compilers import Toolchain
+    from scripts.wheels.toolchain.torch_environment import Environment
 
 _SUITE = layout.ROOT / "tests/emulator"
 NAMES = tuple(path.stem for path in sorted(_SUITE.glob("*.txt")))

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from scripts.base import console, layout
 from scripts.base.errors import CompileError
 from scripts.lab.objects import machine_code
-from scripts.wheels import compiling, flags, kernels, toolchain
+from scripts.wheels.compiling import flags, kernels, ninja
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from scripts.series.tree import Tree
     from scripts.source.kernel_set import Kernel
+    from scripts.wheels.toolchain import compilers
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def compare(
 
 def check(
     applied: Tree,
-    tools: toolchain.Toolchain,
+    tools: compilers.Toolchain,
     chosen: Sequence[Kernel],
     shared_ptx: Mapping[str, tuple[str, ...]],
 ) -> list[Comparison]:
@@ -87,7 +88,7 @@ def check(
                 f"{', '.join('compute_' + a for a in flags.front_halves(both, way))}"
             )
             work.append((plan, kernels.kernel_units(plan)))
-        compiling.compile_together(work, None)
+        ninja.compile_together(work, None)
         objects = [{unit.target.stem: unit.target for unit in units} for _, units in work]
         for kernel in chosen:
             shared, own = (machine_code(paths[kernel.name]) for paths in objects)

@@ -19,7 +19,9 @@ from scripts.commands import arguments
 from scripts.lab import emulated_library, emulator
 from scripts.series import clone
 from scripts.source import matrix, upstream
-from scripts.wheels import binaries, kernels, toolchain
+from scripts.wheels.compiling import kernels
+from scripts.wheels.toolchain import compilers
+from scripts.wheels.trust import binaries
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc, pytest.mark.in_turn(6)]
 
@@ -45,7 +47,7 @@ class Built:
         return own
 
 
-def cuda_runtime(tools: toolchain.Toolchain) -> Path:
+def cuda_runtime(tools: compilers.Toolchain) -> Path:
     """NVIDIA's runtime, of the toolkit that compiles."""
     root = tools.toolkit.nvcc.parent.parent
     found = sorted(path for name in ("lib64", "lib") for path in (root / name).glob("libcudart.so.*"))
@@ -54,9 +56,9 @@ def cuda_runtime(tools: toolchain.Toolchain) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parts() -> tuple[toolchain.Toolchain, Path, tuple[Path, ...]]:
+def parts() -> tuple[compilers.Toolchain, Path, tuple[Path, ...]]:
     loaded = matrix.load(layout.MATRIX)
-    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
+    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
     _, applied = clone.apply(loaded, upstream.Source.AUTO)
     chosen = tuple(kernel for words in KERNELS for kernel in arguments.kernel_choice(words))
     objects = emulated_library.library_objects(tools, applied, chosen, "90", None)
@@ -64,7 +66,7 @@ def parts() -> tuple[toolchain.Toolchain, Path, tuple[Path, ...]]:
 
 
 @pytest.fixture(scope="module")
-def emulated(parts: tuple[toolchain.Toolchain, Path, tuple[Path, ...]]) -> Built:
+def emulated(parts: tuple[compilers.Toolchain, Path, tuple[Path, ...]]) -> Built:
     tools, api, objects = parts
     library = emulated_library.library(tools, objects)
     (library.parent / "libflash_attention_v2.so").unlink(missing_ok=True)
@@ -74,7 +76,7 @@ def emulated(parts: tuple[toolchain.Toolchain, Path, tuple[Path, ...]]) -> Built
 
 @pytest.fixture(scope="module")
 def without_gpu(
-    parts: tuple[toolchain.Toolchain, Path, tuple[Path, ...]], tmp_path_factory: pytest.TempPathFactory
+    parts: tuple[compilers.Toolchain, Path, tuple[Path, ...]], tmp_path_factory: pytest.TempPathFactory
 ) -> Built:
     """The same objects on NVIDIA's runtime."""
     tools, api, objects = parts

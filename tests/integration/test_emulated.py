@@ -14,7 +14,7 @@ from scripts.base.errors import VerifyError
 from scripts.base.process import run
 from scripts.lab import emulator
 from scripts.source import matrix
-from scripts.wheels import toolchain
+from scripts.wheels.toolchain import compilers
 from tests.integration.turns import TURNS, parts
 from tests.integration.wheels import KERNELS, scripts
 
@@ -119,7 +119,7 @@ def test_a_failure_is_an_error() -> None:
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program of small kernels on the emulator, without torch."""
     target = matrix.load(layout.MATRIX).default()
-    tools = toolchain.assemble(target, None, layout.BUILD, cache=False)
+    tools = compilers.assemble(target, None, layout.BUILD, cache=False)
     folder = tmp_path_factory.mktemp("faults")
     source, made = emulator.SUITE / "faults.cu", folder / "faults.o"
     nvcc: list[str | Path] = [tools.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={tools.cxx}"]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from scripts.base.fetch import sha256
-from scripts.wheels import index, index_server
+from scripts.wheels.index import local_server, static_index
 from tests.unit.index_wheels import CUDA, PYTHON, make, prove, upstream
 
 WIDTHS, SCHEMES = (1200, 360), ("light", "dark")
@@ -68,11 +68,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     make(folder / "dist", PYTHON)
     old = make(folder / "dist", PYTHON, version="4.0.0b35+det.1", facts=upstream("4.0.0b35"))
     (folder / "yanked.toml").write_text(f'format = 1\n[wheels]\n"{old.name}" = "wrong at head dim 96"\n')
-    request = index.Request(
+    request = static_index.Request(
         folder / "dist", yanked=folder / "yanked.toml", variants=True, torch_cuda=TORCH_CUDA
     )
-    index.write(request, folder / "out")
-    server = index_server.server(folder / "out")
+    static_index.write(request, folder / "out")
+    server = local_server.server(folder / "out")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()

@@ -11,7 +11,9 @@ import pytest
 
 from scripts.base import layout
 from scripts.source import kernel_set, matrix
-from scripts.wheels import cluster_compile, cluster_files, compiling, kernels, seen, toolchain
+from scripts.wheels.cluster import compile_history, dispatch, work_list
+from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.toolchain import compilers
 from tests.unit.conftest import plan
 from tests.unit.test_cluster import processes
 
@@ -33,7 +35,7 @@ def stripped(path: Path, folder: Path) -> bytes:
     return out.read_bytes()
 
 
-def other_nvcc(folder: Path, real: toolchain.Toolkit) -> Path:
+def other_nvcc(folder: Path, real: compilers.Toolkit) -> Path:
     """A CUDA of the same release whose nvcc has another build number."""
     (folder / "bin").mkdir(parents=True)
     (folder / "include").symlink_to(real.include[0])
@@ -48,20 +50,20 @@ def other_nvcc(folder: Path, real: toolchain.Toolkit) -> Path:
 def test_objects_of_workers_are_those_of_one_machine_and_another_nvcc_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seen, "_path", lambda: tmp_path / "seen.json")  # these are no kernel files
-    tools = toolchain.assemble(TARGET, None, tmp_path / "build", cache=False)
+    monkeypatch.setattr(compile_history, "_path", lambda: tmp_path / "seen.json")  # these are no kernel files
+    tools = compilers.assemble(TARGET, None, tmp_path / "build", cache=False)
     planned = plan(tmp_path, tools, KERNELS)
     for number, kernel in enumerate(KERNELS):
         (planned.tree.root / "csrc/flash_attn/src" / kernel.source).write_text(SOURCE.format(number=number))
     (planned.tree.root / "csrc/flash_attn/src/named.h").write_text("#pragma once\n")
     planned = dataclasses.replace(planned, tree=dataclasses.replace(planned.tree, seen=time.time_ns()))
     units = tuple(kernels.kernel_units(planned))
-    alone = {path: stripped(path, tmp_path) for path in compiling.compile_units(planned, [*units], 1).objects}
+    alone = {path: stripped(path, tmp_path) for path in ninja.compile_units(planned, [*units], 1).objects}
     for path in alone:
         path.unlink()
     other = str(other_nvcc(tmp_path / "cuda", tools.toolkit))
     with processes(a={}, b={}, other={"CUDA_HOME": other}) as (client, _):
-        done, failed = cluster_compile.compile_on(client, [cluster_files.Share(planned, units, TARGET)], 1)
+        done, failed = dispatch.compile_on(client, [work_list.Share(planned, units, TARGET)], 1)
     assert not failed
     assert {path: stripped(path, tmp_path) for path in done.objects} == alone
     said = capsys.readouterr()

@@ -16,8 +16,9 @@ from wheel.wheelfile import WheelFile
 from scripts.base.layout import cache
 from scripts.series import model, tree
 from scripts.source import kernel_set, matrix, upstream
-from scripts.wheels import kernels, metadata, wheel
-from scripts.wheels.linking import Product
+from scripts.wheels.compiling import kernels
+from scripts.wheels.packing import metadata, wheel
+from scripts.wheels.packing.linking import Product
 from tests.unit.conftest import toolchain
 
 pytestmark = pytest.mark.network

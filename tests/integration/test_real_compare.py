@@ -13,7 +13,7 @@ import pytest
 from scripts.base import layout
 from scripts.lab import compare, objects
 from scripts.source import matrix
-from scripts.wheels import toolchain
+from scripts.wheels.toolchain import compilers
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -29,7 +29,7 @@ __global__ void local(float *data, const int *order) {
 
 
 def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: Path) -> None:
-    tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=False)
+    tools = compilers.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=False)
     source, item = tmp_path / "kernels.cu", tmp_path / "kernels.o"
     source.write_text(SOURCE, encoding="utf-8")
     options = [f"-ccbin={tools.cxx}", "-arch=sm_90", "-Xptxas=-v"]

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from scripts.base import layout
-from scripts.wheels import binaries, containers, engine
+from scripts.wheels.building import containers, engine
+from scripts.wheels.trust import binaries
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 

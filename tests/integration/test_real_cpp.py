@@ -23,7 +23,12 @@ from elftools.elf.sections import SymbolTableSection
 from scripts.base import layout, sealed
 from scripts.base.errors import ToolchainError
 from scripts.source import matrix
-from scripts.wheels import binaries, containers, contents, cpp_tests, debian, kernels, linking, toolchain
+from scripts.wheels.building import containers
+from scripts.wheels.compiling import kernels
+from scripts.wheels.packing import linking
+from scripts.wheels.proof import cpp_tests
+from scripts.wheels.toolchain import compilers, debian
+from scripts.wheels.trust import binaries, contents
 from tests.integration.wheels import ROOT, build, scripts
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
@@ -154,7 +159,7 @@ def built_by_cmake(tools: dict[str, str], folder: Path, *options: str) -> str:
 
 
 def headers() -> Path:
-    return toolchain.toolkit(TARGET, Path("/nowhere"), Path("/nowhere")).include[0]
+    return compilers.toolkit(TARGET, Path("/nowhere"), Path("/nowhere")).include[0]
 
 
 def test_a_program_is_built_by_cmake_against_the_archive(
@@ -172,7 +177,7 @@ def test_a_program_is_built_by_cmake_against_the_archive(
 
 def test_the_api_s_own_tests_pass_against_the_archive(archive: Path, tmp_path: Path) -> None:
     """Without a GPU those of errors run, and the others say that they were skipped."""
-    nvcc = toolchain.toolkit(TARGET, layout.cache("toolkit"), tmp_path).nvcc
+    nvcc = compilers.toolkit(TARGET, layout.cache("toolkit"), tmp_path).nvcc
     found = [*nvcc.parent.parent.glob("lib*/libcudart_static.a")]
     assert found, f"{nvcc} comes without a static CUDA runtime"
     program = cpp_tests.build(
@@ -202,7 +207,7 @@ def test_the_tests_of_a_wheel_s_library_go_to_a_host_without_a_network(wheel: Pa
     cpp_tests.write(wheel, TARGET.cuda, program)
     with zipfile.ZipFile(wheel) as opened:
         library = opened.extract(f"flash_attn/cpp/lib/{binaries.LIBRARY}", tmp_path / "elsewhere")
-    runtime = toolchain.toolkit(TARGET, layout.cache("toolkit"), tmp_path).nvcc.parent.parent
+    runtime = compilers.toolkit(TARGET, layout.cache("toolkit"), tmp_path).nvcc.parent.parent
     folders = [Path(library).parent, *runtime.glob("lib*"), *runtime.glob("targets/*/lib")]
     done = subprocess.run(
         [program, "--gtest_filter=Header.*:Reference.*"],
@@ -444,7 +449,7 @@ def described(abigail: tuple[Path, dict[str, str]], source: Path, folder: Path) 
     programs, env = abigail
     script, library, found = folder / "shown.map", folder / "library.so", folder / "abi.xml"
     script.write_text(linking.shown(linking.Product.ARCHIVED))
-    tools = toolchain.assemble(TARGET, None, ROOT / "build", cache=False)
+    tools = compilers.assemble(TARGET, None, ROOT / "build", cache=False)
     plan = [f"-DFORK_KERNELS_{kind}=0xffffff" for kind in ("FWD", "SPLIT", "BWD")]
     includes = [f"-I{folder}" for folder in (*kernels.INCLUDES,)]
     run(

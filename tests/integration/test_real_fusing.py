@@ -24,7 +24,8 @@ from scripts.lab import compare, emulator, objects
 from scripts.series import clone
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
-from scripts.wheels import compiling, kernels, toolchain
+from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.toolchain import compilers
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -70,7 +71,7 @@ def sums(cubin: Path) -> dict[str, int]:
 def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
     loaded = matrix.load(layout.MATRIX)
     _, applied = clone.apply(loaded, Source.SDIST)
-    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
+    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
     # The object that nox -s emulate compiles.
     plan = kernels.Plan(
         applied,
@@ -80,7 +81,7 @@ def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
         layout.BUILD,
         emulator.FLAVOUR,
     )
-    (item,) = compiling.compile_units(plan, kernels.kernel_units(plan), None).objects
+    (item,) = ninja.compile_units(plan, kernels.kernel_units(plan), None).objects
     ((_, ptx),) = objects.ptx(item)
     source = tmp_path / "split.ptx"
     source.write_text(ptx, encoding="utf-8")

@@ -12,7 +12,8 @@ from scripts.base import layout
 from scripts.series import clone
 from scripts.source import matrix
 from scripts.source.upstream import Source
-from scripts.wheels import flags, kernels, toolchain
+from scripts.wheels.compiling import flags, kernels
+from scripts.wheels.toolchain import compilers
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -32,7 +33,7 @@ def errors(arch: str, source: Path, *options: str) -> str:
 
     It ends with 1 whatever it found, for no PTX was made.
     """
-    tools = toolchain.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
+    tools = compilers.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
     command = [
         str(tools.toolkit.nvcc),
         f"-ccbin={tools.cxx}",

@@ -17,8 +17,9 @@ from scripts.base.errors import ToolchainError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
 from scripts.source.matrix_tables import PYTHONS
-from scripts.wheels import index, index_choice, index_server, python_wheel
-from scripts.wheels.toolchain import find_python
+from scripts.wheels.index import local_server, page_choices, static_index
+from scripts.wheels.packing import python_wheel
+from scripts.wheels.toolchain.compilers import find_python
 
 pytestmark = pytest.mark.network
 
@@ -26,7 +27,7 @@ MATRIX = matrix.load(layout.MATRIX).of("flash-attn-4")
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[index_choice.Lines]:
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[page_choices.Lines]:
     """The lines of the index's page, which is served meanwhile."""
     folder = tmp_path_factory.mktemp("index")
     patches = model.read(layout.ROOT / MATRIX.table.series, layout.ROOT / str(MATRIX.table.own))
@@ -34,19 +35,19 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[index_choice.Lin
     applied = tree.apply(patches, MATRIX.upstream, checkout, folder / "source")
     python_wheel.pack(MATRIX, patches, applied, folder / "dist")
     (folder / "out").mkdir()
-    server = index_server.server(folder / "out")
+    server = local_server.server(folder / "out")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/"
-    entries = index.write(
-        index.Request(folder / "dist", url=url, torch_cuda=MATRIX.torch_cuda), folder / "out"
+    entries = static_index.write(
+        static_index.Request(folder / "dist", url=url, torch_cuda=MATRIX.torch_cuda), folder / "out"
     )
-    yield index_choice.lines(entries[0], entries, "13", url)
+    yield page_choices.lines(entries[0], entries, "13", url)
     server.shutdown()
     server.server_close()
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_pip_and_uv_install_it(lines: index_choice.Lines, tmp_path: Path, version: str) -> None:
+def test_pip_and_uv_install_it(lines: page_choices.Lines, tmp_path: Path, version: str) -> None:
     """Each with the pip that its Python brings; the wheel's requirements, some gigabytes, are left out."""
     try:
         python = find_python(version)

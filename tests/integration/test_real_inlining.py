@@ -14,7 +14,8 @@ from scripts.base import layout
 from scripts.series import clone
 from scripts.source import matrix
 from scripts.source.upstream import Source
-from scripts.wheels import flags, kernels, toolchain
+from scripts.wheels.compiling import flags, kernels
+from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,7 @@ template __global__ void flash_fwd_splitkv_kernel<Traits, /*causal*/ true, false
 def test_the_body_of_a_large_kernel_is_inlined(tmp_path: Path) -> None:
     loaded = matrix.load(layout.MATRIX)
     _, applied = clone.apply(loaded, Source.SDIST)
-    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
+    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
     source, cubin = tmp_path / "large.cu", tmp_path / "large.cubin"
     source.write_text(KERNEL, encoding="utf-8")
     subprocess.run(

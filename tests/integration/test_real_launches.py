@@ -12,7 +12,9 @@ from scripts.base import layout
 from scripts.lab import emulated_library
 from scripts.series import clone
 from scripts.source import matrix, upstream
-from scripts.wheels import binaries, kernels, toolchain, tvm_ffi
+from scripts.wheels.compiling import kernels
+from scripts.wheels.toolchain import compilers, tvm_ffi
+from scripts.wheels.trust import binaries
 from tests.integration.test_cpp_examples import cuda_runtime
 from tests.integration.wheels import scripts
 
@@ -31,7 +33,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(folder)
     loaded = matrix.load(layout.MATRIX)
     _, applied = clone.apply(loaded, upstream.Source.SDIST)
-    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
+    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
     assert tools.ffi is not None
     own = applied.root / "csrc/flash_attn"
     headers = [own, own / "src", tools.ffi.include, *emulated_library.cuda_headers(tools)]

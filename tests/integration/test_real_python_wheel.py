@@ -20,8 +20,9 @@ from scripts.base.errors import NotVerified
 from scripts.base.layout import cache
 from scripts.series import model, tree
 from scripts.source import matrix, sdist, upstream
-from scripts.wheels import companions, contents, python_wheel
-from scripts.wheels import wheel as packing
+from scripts.wheels.packing import python_wheel
+from scripts.wheels.packing import wheel as packing
+from scripts.wheels.trust import companions, contents
 from tests.integration.turns import TURNS, parts
 from tests.integration.wheels import scripts
 

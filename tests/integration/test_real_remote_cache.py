@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from scripts.base.errors import CompileError
-from scripts.wheels import compile_cache
-from scripts.wheels.toolchain import Toolchain
+from scripts.wheels.compiling import compile_cache
+from scripts.wheels.toolchain.compilers import Toolchain
 from tests.unit.conftest import toolchain
 
 # The servers, with words for their port and a folder; the settings that docs/machines.md has for each.

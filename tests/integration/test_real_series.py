@@ -19,7 +19,9 @@ from scripts.series import changes, export, forecast, guards, lint, model, publi
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import kernel_set, matrix, releases, upstream
-from scripts.wheels import build, compiling, kernels, toolchain
+from scripts.wheels.building import build
+from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.toolchain import compilers
 from tests.integration.turns import TURNS
 
 pytestmark = pytest.mark.network
@@ -221,9 +223,7 @@ def test_a_changed_kernel_file_of_each_pass_compiles(rebased: tuple[Path, Report
         assert not report.kernels
         return
     target = MATRIX.default()
-    tools = toolchain.assemble(target, toolchain.running_python(), ROOT / "build", cache=True)
+    tools = compilers.assemble(target, compilers.running_python(), ROOT / "build", cache=True)
     plan = kernels.Plan(applied, tools, tuple(changed), ("90",), root / "build")
-    compiled = compiling.compile_units(
-        plan, [*kernels.binding_units(plan), *kernels.kernel_units(plan)], None
-    )
+    compiled = ninja.compile_units(plan, [*kernels.binding_units(plan), *kernels.kernel_units(plan)], None)
     assert all(path.stat().st_size > 100_000 for path in compiled.objects if path.stem in report.kernels)

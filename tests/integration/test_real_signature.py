@@ -14,7 +14,7 @@ from scripts.base import layout
 from scripts.base.errors import WheelError
 from scripts.base.layout import cache
 from scripts.source import matrix, sdist
-from scripts.wheels import signing
+from scripts.wheels.trust import signing
 
 pytestmark = pytest.mark.network
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.base.errors import ToolchainError
-from scripts.wheels import toolchain
+from scripts.wheels.toolchain import compilers
 from tests.integration.wheels import KERNELS, ROOT, scripts
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
@@ -42,7 +42,7 @@ BYTES = 14e9  # of disk: pip's download and what it becomes, and the next call's
 )
 def test_a_wheel_serves_torches_and_pythons(target: str, torch: str, python: str, tmp_path: Path) -> None:
     try:
-        toolchain.find_python(python)
+        compilers.find_python(python)
     except ToolchainError as missing:
         pytest.skip(str(missing))
     free = shutil.disk_usage(ROOT).free

@@ -14,7 +14,8 @@ from scripts.lab import compare, objects
 from scripts.series import clone, model
 from scripts.source import kernel_set, matrix, matrix_tables
 from scripts.source.upstream import Source
-from scripts.wheels import flags, toolchain
+from scripts.wheels.compiling import flags
+from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,7 +135,7 @@ def test_what_the_compiler_knows_of_the_gpus(
 ) -> None:
     loaded = matrix.load(layout.MATRIX)
     _, applied = clone.apply(loaded, Source.SDIST)
-    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
+    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
     source = tmp_path / "gpus.cpp"
     source.write_text(PROGRAM, encoding="utf-8")
     includes = [f"-I{folder}" for folder in (applied.root / "csrc/flash_attn/src", *tools.toolkit.include)]

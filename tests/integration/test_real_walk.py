@@ -11,7 +11,8 @@ from scripts.base import layout
 from scripts.series import clone
 from scripts.source import matrix
 from scripts.source.upstream import Source
-from scripts.wheels import kernels, toolchain
+from scripts.wheels.compiling import kernels
+from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ int main() {
 def test_each_block_of_keys_has_one_ticket_behind_those_before_it_in_its_column(tmp_path: Path) -> None:
     loaded = matrix.load(layout.MATRIX)
     _, applied = clone.apply(loaded, Source.SDIST)
-    tools = toolchain.assemble(loaded.default(), None, layout.BUILD, cache=True)
+    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
     source, program = tmp_path / "walk.cpp", tmp_path / "walk"
     source.write_text(PROGRAM, encoding="utf-8")
     includes = (*(applied.root / folder for folder in kernels.INCLUDES), *tools.toolkit.include)

@@ -18,8 +18,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from scripts.wheels import binaries, contents, sbom
-from scripts.wheels import wheel as packing
+from scripts.wheels.packing import wheel as packing
+from scripts.wheels.trust import binaries, contents, sbom
 from tests.integration.wheels import KERNELS, ROOT, build, scripts
 from tests.unit.waiting import PATIENCE, until
 
@@ -182,10 +182,11 @@ def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: 
     from scripts.base.errors import CompileError
     from scripts.series.tree import Tree
     from scripts.source import kernel_set, matrix
-    from scripts.wheels import compiling, kernels, toolchain
+    from scripts.wheels.compiling import kernels, ninja
+    from scripts.wheels.toolchain import compilers
 
     target = matrix.load(ROOT / "wheel_matrix.toml").default()
-    tools = toolchain.assemble(target, None, ROOT / "build", cache=True)
+    tools = compilers.assemble(target, None, ROOT / "build", cache=True)
     chosen = kernel_set.parse_kernels(KERNELS)
     source = tmp_path / "source/csrc/flash_attn/src" / chosen[0].source
     source.parent.mkdir(parents=True)
@@ -203,4 +204,4 @@ def test_a_hook_that_does_not_compile_fails_with_the_line_and_the_log(tmp_path: 
         CompileError,
         match=r'(?s)error: identifier "undeclared" is undefined.*The full log is .*compile-\w+\.log',
     ):
-        compiling.compile_units(plan, kernels.kernel_units(plan), 1)
+        ninja.compile_units(plan, kernels.kernel_units(plan), 1)

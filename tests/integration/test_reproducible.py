@@ -12,7 +12,8 @@ from scripts.base.errors import CompileError, WheelError
 from scripts.base.process import run
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
-from scripts.wheels import compiling, flags, kernels, toolchain
+from scripts.wheels.compiling import flags, kernels, ninja
+from scripts.wheels.toolchain import compilers
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -40,7 +41,7 @@ def target() -> matrix.Target:
 
 def compiled(
     target: matrix.Target, clone: Path, monkeypatch: pytest.MonkeyPatch, cache: Path | None
-) -> tuple[bytes, compiling.Compiled]:
+) -> tuple[bytes, ninja.Compiled]:
     """What a small kernel file of a clone becomes in an extension, which has no symbol table."""
     source = clone / "source/csrc/flash_attn/src"
     source.mkdir(parents=True)
@@ -48,7 +49,7 @@ def compiled(
     (source / KERNEL[0].source).write_text(FILE)
     if cache is not None:
         monkeypatch.setenv("SCCACHE_DIR", str(cache))
-    tools = toolchain.assemble(target, None, ROOT / "build", cache=cache is not None)
+    tools = compilers.assemble(target, None, ROOT / "build", cache=cache is not None)
     plan = kernels.Plan(
         Tree(clone / "source", "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64),
         tools,
@@ -56,7 +57,7 @@ def compiled(
         ("90",),
         clone / "build",
     )
-    done = compiling.compile_units(plan, kernels.kernel_units(plan), 1)
+    done = ninja.compile_units(plan, kernels.kernel_units(plan), 1)
     library = clone / "library.so"
     run([tools.cxx, "-shared", "-s", "-o", library, *done.objects], error=WheelError, what="could not link")
     return library.read_bytes(), done

@@ -29,10 +29,12 @@ from scripts.series import changes, export, formatting, model, tree
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Checkout, Source
-from scripts.wheels import compiling, kernels, sbom, wheel
-from scripts.wheels.toolchain import Toolchain, Toolkit, tool
-from scripts.wheels.torch_environment import Environment
-from scripts.wheels.tvm_ffi import TvmFfi
+from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.packing import wheel
+from scripts.wheels.toolchain.compilers import Toolchain, Toolkit, tool
+from scripts.wheels.toolchain.torch_environment import Environment
+from scripts.wheels.toolchain.tvm_ffi import TvmFfi
+from scripts.wheels.trust import sbom
 from tests.emulator import steady  # noqa: F401 - loads the profile of hypothesis
 from tests.unit.waiting import PATIENCE
 
@@ -417,6 +419,6 @@ def plan(
     return kernels.Plan(source_tree(tmp_path), tools, chosen, (arch,), tmp_path / "build")
 
 
-def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> compiling.Compiled:
+def compile_all(tmp_path: Path, tools: Toolchain, jobs: int = 2) -> ninja.Compiled:
     planned = plan(tmp_path, tools)
-    return compiling.compile_units(planned, kernels.kernel_units(planned), jobs)
+    return ninja.compile_units(planned, kernels.kernel_units(planned), jobs)

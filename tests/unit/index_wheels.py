@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.base import sealed
-from scripts.wheels import companions, contents, sbom
+from scripts.wheels.trust import companions, contents, sbom
 from tests.unit.conftest import FACTS
 
 CUDA: Any = {

@@ -17,7 +17,9 @@ from scripts.base import layout
 from scripts.base.errors import ToolchainError, UpstreamError, WheelError
 from scripts.series import clone, tree
 from scripts.source import matrix
-from scripts.wheels import build, choice, compiling, kernels, toolchain
+from scripts.wheels.building import build, jobs
+from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.toolchain import compilers
 from tests.unit.conftest import ROOT, Command
 
 
@@ -28,7 +30,7 @@ def fake_wheel(path: Path, **files: str) -> build.Built:
             archive.writestr(zipfile.ZipInfo(name, (2025, 1, 1, 0, 0, 0)), text)
     content = path.read_bytes()
     return build.Built(
-        path, len(content), hashlib.sha256(content).hexdigest(), 3.0, compiling.Compiled((), 1, 1.0, 0, 1)
+        path, len(content), hashlib.sha256(content).hexdigest(), 3.0, ninja.Compiled((), 1, 1.0, 0, 1)
     )
 
 
@@ -111,10 +113,10 @@ def test_several_builds_are_planned_first_and_share_their_kernels(command: Comma
 def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = matrix.load(layout.MATRIX)
     target = loaded.default()
-    job = choice.Job(target, target.kernels, ("90",))
+    job = jobs.Job(target, target.kernels, ("90",))
     applied = tree.Tree(tmp_path, "b" * 40, "c" * 40, "d" * 64, "e" * 40, "f" * 64)
-    tools = toolchain.Toolchain(
-        toolchain.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"),
+    tools = compilers.Toolchain(
+        compilers.Toolkit(tmp_path, "13.0", "V13.0.88", (), "a test"),
         tmp_path,
         "g++ 12",
         tmp_path,
@@ -123,25 +125,25 @@ def test_the_plan_counts_the_objects_that_are_there(tmp_path: Path, monkeypatch:
     )
     monkeypatch.setattr(layout, "BUILD", tmp_path)
     monkeypatch.setattr(clone, "standing", lambda loaded: applied)
-    monkeypatch.setattr(toolchain, "present", lambda target, folder: tools)
+    monkeypatch.setattr(compilers, "present", lambda target, folder: tools)
     assert build.made(loaded, job) == set()
     for unit in kernels.kernel_units(kernels.Plan(applied, tools, target.kernels[:3], ("90",), tmp_path)):
         unit.target.parent.mkdir(parents=True, exist_ok=True)
         unit.target.touch()
     assert build.made(loaded, job) == set(target.kernels[:3])
     assert build.made(loaded, dataclasses.replace(job, architectures=("80",))) == set()
-    monkeypatch.setattr(toolchain, "present", lambda target, folder: None)
+    monkeypatch.setattr(compilers, "present", lambda target, folder: None)
     assert build.made(loaded, job) == set()
 
 
 def test_a_failed_build_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def build_one(loaded: object, job: choice.Job, options: object, place: object) -> build.Built:
+    def build_one(loaded: object, job: jobs.Job, options: object, place: object) -> build.Built:
         if job.target.name == "cu12":
             raise ToolchainError("no compiler for this one.")
         return build.Built(
-            Path(f"{job.target.name}.whl"), 5_000_000, "f" * 64, 3.0, compiling.Compiled((), 4, 2.0, 3, 1)
+            Path(f"{job.target.name}.whl"), 5_000_000, "f" * 64, 3.0, ninja.Compiled((), 4, 2.0, 3, 1)
         )
 
     monkeypatch.setattr(build, "build_one", build_one)

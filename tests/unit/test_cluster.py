@@ -26,22 +26,21 @@ from scripts.base import layout
 from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError, UsageError
 from scripts.series.tree import Snapshot
 from scripts.source import matrix
-from scripts.wheels import (
-    archive,
-    build,
-    choice,
-    cluster,
-    cluster_build,
-    cluster_compile,
-    cluster_files,
-    cluster_plan,
-    cluster_tasks,
-    compiling,
-    gpus,
-    kernels,
-    seen,
+from scripts.wheels.building import build
+from scripts.wheels.building.jobs import Job
+from scripts.wheels.cluster import (
+    compile_history,
+    compile_jobs,
+    dispatch,
+    dry_run,
+    schedulers,
+    source_archive,
+    tasks,
+    work_list,
 )
-from scripts.wheels.toolchain import Toolchain
+from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.proof import machine_gpus
+from scripts.wheels.toolchain.compilers import Toolchain
 from tests.unit import forked
 from tests.unit.conftest import KERNELS, Command, compile_all, plan, source_tree, toolchain
 from tests.unit.waiting import PATIENCE, until
@@ -103,13 +102,13 @@ def calls(tools: Toolchain) -> list[list[str]]:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with cluster.connected(cluster.parse("local:2"), 2) as connected:
+    with schedulers.connected(schedulers.parse("local:2"), 2) as connected:
         yield connected
 
 
-def share(tmp_path: Path, tools: Toolchain, chosen: Any = KERNELS) -> cluster_files.Share:
+def share(tmp_path: Path, tools: Toolchain, chosen: Any = KERNELS) -> work_list.Share:
     planned = plan(tmp_path, tools, chosen)
-    return cluster_files.Share(planned, tuple(kernels.kernel_units(planned)), TARGET)
+    return work_list.Share(planned, tuple(kernels.kernel_units(planned)), TARGET)
 
 
 # Like a compiler, it makes the object of the source; and it notes when it began, when it ended, and what.
@@ -140,7 +139,7 @@ def test_objects_of_workers_are_those_of_this_machine(client: Client, tmp_path: 
     expected = {path.name: path.read_bytes() for path in alone.objects}
     for path in alone.objects:
         path.unlink()
-    done, failed = cluster_compile.compile_on(client, [share(tmp_path, tools)], None, Found(tools))
+    done, failed = dispatch.compile_on(client, [share(tmp_path, tools)], None, Found(tools))
     assert not failed
     assert {path: path.read_bytes() for path in done.objects} == {p: expected[p.name] for p in alone.objects}
     assert compile_all(tmp_path, tools).built == 0, "ninja takes them as they are"
@@ -156,9 +155,7 @@ def test_a_worker_that_dies_loses_nothing(tmp_path: Path, capsys: pytest.Capture
     first = share(tmp_path, tools).units[0].target.stem
     Path(f"{tools.cxx}.stop-{first}").touch()  # the first to compile it does not come to its end
     with processes(a={}, b={}) as (client, _), ThreadPoolExecutor() as threads:
-        build = threads.submit(
-            cluster_compile.compile_on, client, [share(tmp_path, tools)], None, Found(tools)
-        )
+        build = threads.submit(dispatch.compile_on, client, [share(tmp_path, tools)], None, Found(tools))
         (parent,) = {
             int(call[2])
             for call in until(lambda: [c for c in calls(tools) if c[:2] == ["begin", first]], "nothing begun")
@@ -180,9 +177,7 @@ def test_a_worker_whose_toolchain_differs_is_refused_by_its_name(
     tools = toolchain(tmp_path, COMPILER)
     with processes(good={}, other={"ITS_NVCC": "V12.4.131"}, bare={"ITS_NVCC": "none"}) as (client, _):
         named = dict(client.run(its_name_and_pid).values())
-        done, failed = cluster_compile.compile_on(
-            client, [share(tmp_path, tools)], None, FoundByItsVariable(tools)
-        )
+        done, failed = dispatch.compile_on(client, [share(tmp_path, tools)], None, FoundByItsVariable(tools))
     said = capsys.readouterr()
     assert not failed
     assert len(done.objects) == len(KERNELS)
@@ -201,9 +196,7 @@ def its_name_and_pid(dask_worker: Worker) -> tuple[str, int]:
 def test_without_a_worker_that_fits_a_build_ends_and_names_each(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, COMPILER)
     with processes(other={"ITS_NVCC": "V12.4.131"}) as (client, _):
-        _, failed = cluster_compile.compile_on(
-            client, [share(tmp_path, tools)], None, FoundByItsVariable(tools)
-        )
+        _, failed = dispatch.compile_on(client, [share(tmp_path, tools)], None, FoundByItsVariable(tools))
     (error,) = failed.values()
     assert isinstance(error, ToolchainError)
     assert re.search(
@@ -219,12 +212,15 @@ def test_the_longest_file_starts_first_and_memory_bounds_how_many(client: Client
     mine = share(tmp_path, tools)
     names = [unit.target.stem for unit in mine.units]
     for name in reversed(names):  # the last of the table is the longest by far
-        taken = seen.Taken(seconds=1000.0 + names.index(name), memory=1e15)
-        seen.note(
-            seen.name_of(next(u for u in mine.units if u.target.stem == name), TARGET.cuda, ("90",)), taken
+        taken = compile_history.Taken(seconds=1000.0 + names.index(name), memory=1e15)
+        compile_history.note(
+            compile_history.name_of(
+                next(u for u in mine.units if u.target.stem == name), TARGET.cuda, ("90",)
+            ),
+            taken,
         )
-    with cluster.connected(cluster.parse("local"), 4) as one:
-        done, _ = cluster_compile.compile_on(one, [mine], None, Found(tools))
+    with schedulers.connected(schedulers.parse("local"), 4) as one:
+        done, _ = dispatch.compile_on(one, [mine], None, Found(tools))
     begun = [call for call in calls(tools) if call[0] == "begin"]
     assert [call[1] for call in begun] == names[::-1]
     assert [call[0] for call in calls(tools)] == ["begin", "end"] * len(names), "two at once"
@@ -237,10 +233,10 @@ def test_a_file_that_does_not_compile_is_told_with_its_worker_and_stops_no_other
     tools = toolchain(tmp_path, COMPILER)
     mine, others = share(tmp_path, tools), dataclasses.replace(TARGET, name="another")
     planned = dataclasses.replace(mine.plan, architectures=("80",))
-    second = cluster_files.Share(planned, tuple(kernels.kernel_units(planned)), others)
+    second = work_list.Share(planned, tuple(kernels.kernel_units(planned)), others)
     broken = mine.units[0].target.stem
     Path(f"{tools.cxx}.fail-{broken}-sm_90").touch()
-    done, failed = cluster_compile.compile_on(client, [mine, second], None, Found(tools))
+    done, failed = dispatch.compile_on(client, [mine, second], None, Found(tools))
     (key,) = failed
     assert key == mine.units[0].key
     assert re.search(
@@ -275,7 +271,7 @@ def test_ctrl_c_stops_the_compilers_and_keeps_what_was_finished(client: Client, 
         with ThreadPoolExecutor() as threads:
             waiting = threads.submit(interrupt)
             with pytest.raises(KeyboardInterrupt):
-                cluster_compile.compile_on(client, [mine], None, Found(tools))
+                dispatch.compile_on(client, [mine], None, Found(tools))
             stopped.set()
             waiting.result()
     finally:
@@ -283,7 +279,7 @@ def test_ctrl_c_stops_the_compilers_and_keeps_what_was_finished(client: Client, 
         signal.signal(signal.SIGINT, before)
     until(lambda: not compilers(tools), "the end of the compilers")
     assert [unit.target.stem for unit in mine.units if not unit.target.exists()] == [stuck]
-    done, _ = cluster_compile.compile_on(client, [mine], None, Found(tools))
+    done, _ = dispatch.compile_on(client, [mine], None, Found(tools))
     assert [path.stem for path in done.objects] == [stuck], "the same goes on"
 
 
@@ -299,9 +295,7 @@ def test_a_worker_that_comes_later_gets_its_share(tmp_path: Path) -> None:
     tools = toolchain(tmp_path, COMPILER)
     Path(f"{tools.cxx}.company").write_text("0")
     with processes() as (client, cluster_), ThreadPoolExecutor() as threads:
-        build = threads.submit(
-            cluster_compile.compile_on, client, [share(tmp_path, tools)], None, Found(tools)
-        )
+        build = threads.submit(dispatch.compile_on, client, [share(tmp_path, tools)], None, Found(tools))
         for name in ("first", "second"):
             cluster_.worker_spec[name] = worker({})
             cluster_.sync(cluster_._correct_state)
@@ -315,9 +309,9 @@ def test_a_scheduler_that_is_gone_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     tools = toolchain(tmp_path, COMPILER)
-    nowhere = cluster.connected(cluster.parse("tcp://127.0.0.1:9"))
+    nowhere = schedulers.connected(schedulers.parse("tcp://127.0.0.1:9"))
     with monkeypatch.context() as impatient:
-        impatient.setattr(cluster, "_PATIENCE", 0.1)
+        impatient.setattr(schedulers, "_PATIENCE", 0.1)
         with pytest.raises(UsageError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9"), nowhere:
             pass
 
@@ -328,10 +322,8 @@ def test_a_scheduler_that_is_gone_is_one_error(
             [*words, "--dashboard-address", "127.0.0.1:0"], stdout=output, stderr=output
         )
     (address,) = until(lambda: re.findall(r"Scheduler at: +(\S+)", log.read_text()), "no scheduler")
-    with cluster.connected(cluster.parse(address)) as client, ThreadPoolExecutor() as threads:
-        build = threads.submit(
-            cluster_compile.compile_on, client, [share(tmp_path, tools)], None, Found(tools)
-        )
+    with schedulers.connected(schedulers.parse(address)) as client, ThreadPoolExecutor() as threads:
+        build = threads.submit(dispatch.compile_on, client, [share(tmp_path, tools)], None, Found(tools))
         until(lambda: any("no worker is there" in note for note in notes), "the wait for a worker")
         client._timeout = 0.1  # for connecting again, which is in vain
         scheduler.kill()
@@ -346,7 +338,7 @@ def test_two_workers_compile_side_by_side_from_the_first_moment(client: Client, 
     """Dask would give all tasks with a common input to the worker that has it."""
     tools = toolchain(tmp_path, COMPILER)
     Path(f"{tools.cxx}.company").write_text("0")
-    cluster_compile.compile_on(client, [share(tmp_path, tools)], None, Found(tools))
+    dispatch.compile_on(client, [share(tmp_path, tools)], None, Found(tools))
     assert [call[0] for call in calls(tools)][:2] == ["begin", "begin"]
     assert [call[0] for call in calls(tools)][-2:] == ["end", "end"]
 
@@ -356,7 +348,7 @@ def test_no_more_files_at_once_than_jobs(
 ) -> None:
     monkeypatch.setenv("PACE", "0.1")
     tools = toolchain(tmp_path, COMPILER)
-    cluster_compile.compile_on(client, [share(tmp_path, tools)], 1, Found(tools))
+    dispatch.compile_on(client, [share(tmp_path, tools)], 1, Found(tools))
     assert [call[0] for call in calls(tools)] == ["begin", "end"] * len(KERNELS)
 
 
@@ -370,10 +362,10 @@ def test_a_file_for_which_the_memory_is_not_enough_waits(
     Path(f"{tools.cxx}.company").write_text("1")
     for unit in mine.units:
         big = unit is mine.units[0]
-        taken = seen.Taken(seconds=1000.0 if big else 1.0, memory=1e15 if big else 4e14)
-        seen.note(seen.name_of(unit, TARGET.cuda, ("90",)), taken)
-    with cluster.connected(cluster.parse("local"), 4) as one:
-        cluster_compile.compile_on(one, [mine], None, Found(tools))
+        taken = compile_history.Taken(seconds=1000.0 if big else 1.0, memory=1e15 if big else 4e14)
+        compile_history.note(compile_history.name_of(unit, TARGET.cuda, ("90",)), taken)
+    with schedulers.connected(schedulers.parse("local"), 4) as one:
+        dispatch.compile_on(one, [mine], None, Found(tools))
     said = [(call[0], call[1] == mine.units[0].target.stem) for call in calls(tools)]
     assert said[:2] == [("begin", True), ("end", True)], "another beside it"
     assert [word for word, _ in said[2:4]] == ["begin", "begin"], "two of the others at once"
@@ -383,28 +375,30 @@ def test_what_a_file_took_is_noted_and_a_damaged_note_is_refused(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = toolchain(tmp_path, 'until [ -e "$0.enough" ]; do :; done\n' + COMPILER)
-    look = cluster_tasks._Spent.look
+    look = tasks._Spent.look
 
-    def noticed(spent: cluster_tasks._Spent, processes: Iterable[psutil.Process]) -> None:
+    def noticed(spent: tasks._Spent, processes: Iterable[psutil.Process]) -> None:
         look(spent, processes)
         if spent.seconds > 0.1:
             Path(f"{tools.cxx}.enough").touch()
 
-    monkeypatch.setattr(cluster_tasks._Spent, "look", noticed)
+    monkeypatch.setattr(tasks._Spent, "look", noticed)
     mine = share(tmp_path, tools, KERNELS[:1])
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cluster_compile.compile_on(client, [mine], None, Found(tools))
+    dispatch.compile_on(client, [mine], None, Found(tools))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    (taken,) = seen.read().files.values()
+    (taken,) = compile_history.read().files.values()
     of_children = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert 0.1 < taken.seconds <= of_children + 0.05, "with the ticks of two clocks"
     assert 1e5 < taken.memory < 1e9
-    name = seen.name_of(mine.units[0], TARGET.cuda, ("90",))
-    seen.note(name, seen.Taken(seconds=3, memory=1.0))
-    assert seen.read().files[name] == seen.Taken(seconds=3, memory=taken.memory), "the most memory"
+    name = compile_history.name_of(mine.units[0], TARGET.cuda, ("90",))
+    compile_history.note(name, compile_history.Taken(seconds=3, memory=1.0))
+    assert compile_history.read().files[name] == compile_history.Taken(seconds=3, memory=taken.memory), (
+        "the most memory"
+    )
     layout.cache("seen.json").write_text("{}")
     with pytest.raises(CompileError, match=r"seen\.json is damaged: format: .*; delete it"):
-        seen.read()
+        compile_history.read()
 
 
 def test_the_same_sources_are_the_same_bytes_and_unpack_to_the_same_files(tmp_path: Path) -> None:
@@ -412,24 +406,24 @@ def test_the_same_sources_are_the_same_bytes_and_unpack_to_the_same_files(tmp_pa
     (source / "csrc/flash_attn/flash_api.cpp").write_text("the binding\n")
     (source / "csrc/flash_attn/run.sh").write_text("#!/bin/sh\n")
     (source / "csrc/flash_attn/run.sh").chmod(0o755)
-    first = archive.pack(Snapshot(source))
+    first = source_archive.pack(Snapshot(source))
     shutil.copytree(source, tmp_path / "copy")
     (tmp_path / "copy/csrc/flash_attn/run.sh").chmod(0o600)
-    assert archive.pack(Snapshot(tmp_path / "copy")) == first
-    root = archive.unpacked(first, tmp_path)
-    assert archive.unpacked(first, tmp_path) == root
+    assert source_archive.pack(Snapshot(tmp_path / "copy")) == first
+    root = source_archive.unpacked(first, tmp_path)
+    assert source_archive.unpacked(first, tmp_path) == root
     there = {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
     assert there.keys() == {f"csrc/flash_attn/src/{k.source}" for k in KERNELS} | {"csrc/flash_attn/run.sh"}
     early = Snapshot(source, seen=0)
     with pytest.raises(SeriesError, match="changed while it was being built from"):
-        archive.pack(early)
+        source_archive.pack(early)
 
 
 def test_a_worker_whose_commands_would_be_others_is_refused(client: Client, tmp_path: Path) -> None:
     tools = toolchain(tmp_path, COMPILER)
     mine = share(tmp_path, tools)
     other = dataclasses.replace(mine, units=tuple(dataclasses.replace(u, key="0" * 16) for u in mine.units))
-    _, failed = cluster_compile.compile_on(client, [other], None, Found(tools))
+    _, failed = dispatch.compile_on(client, [other], None, Found(tools))
     assert re.search(r"its digest of compilers and flags is \w{16}, the build's is 0{16}", str(failed))
 
 
@@ -474,7 +468,9 @@ def ran(command: Command, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> l
 def test_a_scheduler_and_a_worker_are_dask_s_own_programs(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpus, "found", lambda: (gpus.Gpu("GPU-1", "H100", "9.0", "580.1"),) * 2)
+    monkeypatch.setattr(
+        machine_gpus, "found", lambda: (machine_gpus.Gpu("GPU-1", "H100", "9.0", "580.1"),) * 2
+    )
     assert ran(command, monkeypatch, "scheduler", "--port", "9000") == [
         *("-m", "distributed.cli.dask_scheduler", "--port", "9000", "--no-dashboard")
     ]
@@ -516,14 +512,14 @@ def test_slurm_s_jobs_are_workers_of_this_python_as_dask_s_configuration_describ
         UsageError,
         match=r"Slurm's jobs are not described: .* lacks cores and memory",
     ):
-        cluster.slurm_cluster()
+        schedulers.slurm_cluster()
     described: dict[str, Any] = {
         "jobqueue.slurm.cores": 4,
         "jobqueue.slurm.memory": "24GB",
         "jobqueue.slurm.queue": "cpu",
     }
     described["jobqueue.slurm.job-extra-directives"] = ["--gres=gpu:1"]
-    with dask.config.set(described), cluster.slurm_cluster() as asked:
+    with dask.config.set(described), schedulers.slurm_cluster() as asked:
         script = asked.job_script()
     assert f"{sys.executable} -m distributed.cli.dask_worker tcp://" in script
     assert "#SBATCH -p cpu" in script
@@ -536,8 +532,8 @@ def test_a_plan_names_each_worker_and_gives_the_longest_file_to_the_first_that_i
 ) -> None:
     tools = toolchain(tmp_path, COMPILER)
     with processes(a={}, b={}, other={"ITS_NVCC": "V12.4.131"}) as (client, _):
-        todo = cluster_files.files_of([share(tmp_path, tools)], "run", FoundByItsVariable(tools))
-        planned = cluster_plan.over(client, todo)
+        todo = work_list.files_of([share(tmp_path, tools)], "run", FoundByItsVariable(tools))
+        planned = dry_run.over(client, todo)
     workers = {worker.name: worker for worker in planned.workers}
     assert {name: worker.files for name, worker in workers.items()} == {"a": 3, "b": 3, "other": 0}
     assert workers["other"].toolchains == ()
@@ -558,15 +554,15 @@ def test_a_build_has_its_kernel_files_compiled_and_goes_on_with_the_others_where
     built: list[str] = []
     broken = "cu13"
 
-    def compile_for(loaded: object, jobs: list[choice.Job], *_: object) -> dict[choice.Job, BuildError]:
+    def compile_for(loaded: object, jobs: list[Job], *_: object) -> dict[Job, BuildError]:
         compiled.append([job.target.name for job in jobs])
         return {job: CompileError("no") for job in jobs if job.target.name == broken}
 
-    def build_one(loaded: object, job: choice.Job, *_: object) -> build.Built:
+    def build_one(loaded: object, job: Job, *_: object) -> build.Built:
         built.append(job.target.name)
-        return build.Built(tmp_path, 1, "f" * 64, 1.0, compiling.Compiled((), 0, 0.0, 0, 0))
+        return build.Built(tmp_path, 1, "f" * 64, 1.0, ninja.Compiled((), 0, 0.0, 0, 0))
 
-    monkeypatch.setattr(cluster_build, "compile_for", compile_for)
+    monkeypatch.setattr(compile_jobs, "compile_for", compile_for)
     monkeypatch.setattr(build, "build_one", build_one)
     ended = command("build", "--target", "cu1[32]", "--scheduler", "local")
     assert compiled == [["cu13", "cu12"]]
@@ -597,10 +593,10 @@ def test_all_targets_over_two_workers_with_one_killed(tmp_path: Path) -> None:
     for target in targets:
         some = target.kernels[::3]
         planned = kernels.Plan(root, find(target, False), some, target.architectures, tmp_path / "build")
-        shares.append(cluster_files.Share(planned, tuple(kernels.kernel_units(planned)), target))
+        shares.append(work_list.Share(planned, tuple(kernels.kernel_units(planned)), target))
     wanted = {unit.target for one in shares for unit in one.units}
     with processes(a={}, b={}) as (client, _), ThreadPoolExecutor() as threads:
-        build = threads.submit(cluster_compile.compile_on, client, shares, None, find)
+        build = threads.submit(dispatch.compile_on, client, shares, None, find)
         until(lambda: sum(path.exists() for path in wanted) > len(wanted) / 3, "a third was not compiled")
         psutil.Process(next(iter(client.run(os.getpid).values()))).kill()
         done, failed = build.result(PATIENCE)

@@ -15,8 +15,8 @@ import pytest
 
 from scripts.base import layout
 from scripts.base.errors import CompileError
-from scripts.wheels import compile_cache
-from scripts.wheels.kernels import Unit
+from scripts.wheels.compiling import compile_cache
+from scripts.wheels.compiling.kernels import Unit
 from tests.unit.conftest import toolchain
 
 TOLD = compile_cache.Stats(hits=0, misses=1, location="Redis: one", version="0")

@@ -14,9 +14,10 @@ from packaging.version import Version
 from scripts.base.errors import UsageError
 from scripts.series import model
 from scripts.source import matrix, upstream
-from scripts.wheels import build, containers, metadata, python_wheel
-from scripts.wheels.build import BuildOptions, Place
-from scripts.wheels.choice import Choice, chosen
+from scripts.wheels.building import build, containers
+from scripts.wheels.building.build import BuildOptions, Place
+from scripts.wheels.building.jobs import Choice, chosen
+from scripts.wheels.packing import metadata, python_wheel
 from tests.unit.conftest import ROOT, TWO, Command, Make, plan, toolchain
 
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")

@@ -14,7 +14,8 @@ import pytest
 from scripts.base import layout
 from scripts.base.errors import ToolchainError, WheelError
 from scripts.source import matrix
-from scripts.wheels import binaries, companions, containers, engine
+from scripts.wheels.building import containers, engine
+from scripts.wheels.trust import binaries, companions
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,7 +37,7 @@ def test_the_container_gets_the_repository_s_files_and_a_package_that_runs_our_b
     assert {
         "wheel_matrix.toml",
         "patches/flash-attn/series",
-        "scripts/wheels/build.py",
+        "scripts/wheels/building/build.py",
         "package/pyproject.toml",
         "package/backend.py",
     } <= there
@@ -83,7 +84,7 @@ def test_the_settings_are_cibuildwheel_s_own_words(tmp_path: Path) -> None:
 
 def test_the_backend_hands_over_the_one_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real interface of a build frontend and a stand-in for our build."""
-    from scripts.wheels import pep517
+    from scripts.wheels.building import pep517
 
     for folder in ("project/scripts", "project/package", "out"):
         (tmp_path / folder).mkdir(parents=True)

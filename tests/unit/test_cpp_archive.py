@@ -18,9 +18,12 @@ import pytest
 from scripts.base import sealed
 from scripts.base.errors import SeriesError, ToolchainError, WheelError
 from scripts.source import matrix
-from scripts.wheels import binaries, build, cpp_archive, cpp_package, kernels, linking, wheel
-from scripts.wheels.linking import Product
-from scripts.wheels.toolchain import Toolchain
+from scripts.wheels.building import build
+from scripts.wheels.compiling import kernels
+from scripts.wheels.packing import cpp_archive, cpp_package, linking, wheel
+from scripts.wheels.packing.linking import Product
+from scripts.wheels.toolchain.compilers import Toolchain
+from scripts.wheels.trust import binaries
 from tests.unit.conftest import FACTS, KERNELS, ROOT, plan, toolchain
 
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")

@@ -7,7 +7,8 @@ import pytest
 
 from scripts.base import layout
 from scripts.base.errors import CompileError, ToolchainError
-from scripts.wheels import cpp_tests, debian
+from scripts.wheels.proof import cpp_tests
+from scripts.wheels.toolchain import debian
 from tests.unit.test_debian import deb
 
 CONTENTS = {

@@ -12,7 +12,7 @@ import pytest
 
 from scripts.base.errors import ToolchainError
 from scripts.source import matrix_tables
-from scripts.wheels import debian
+from scripts.wheels.toolchain import debian
 from tests.unit.conftest import PackageIndex
 
 PROGRAMS = {

@@ -24,8 +24,8 @@ import pytest
 
 from scripts.base.errors import SeriesError, UsageError
 from scripts.series import own
-from scripts.wheels import doctor
-from scripts.wheels.doctor import Question
+from scripts.wheels.proof import doctor
+from scripts.wheels.proof.doctor import Question
 from tests.unit.conftest import ROOT, Command
 
 OWN = own.read(ROOT / "fork/flash-attn")

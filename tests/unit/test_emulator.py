@@ -11,8 +11,8 @@ from scripts.base import layout, pip
 from scripts.base.errors import SeriesError, ToolchainError
 from scripts.lab import emulator, serving_clients
 from scripts.series import model, tree
-from scripts.wheels import compiling, kernels
-from scripts.wheels.torch_environment import Environment
+from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.toolchain.torch_environment import Environment
 from tests.unit.conftest import BASE, PIN, TWO, checkout_of, toolchain
 
 
@@ -26,9 +26,9 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
     edited = applied.root / "flash_attn/__init__.py"
     committed = edited.read_text()
 
-    def compile_and_edit(*_: object) -> compiling.Compiled:
+    def compile_and_edit(*_: object) -> ninja.Compiled:
         edited.write_text("edited\n")
-        return compiling.Compiled((Path("a.o"),), 1, 0, 0, 0)
+        return ninja.Compiled((Path("a.o"),), 1, 0, 0, 0)
 
     monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
     monkeypatch.setattr(emulator, "interpreter", lambda *_: [])
@@ -36,12 +36,12 @@ def test_a_package_of_files_that_were_edited_meanwhile_is_not_kept(
     monkeypatch.setattr(emulator, "run", lambda command, **_: Path(command[command.index("-o") + 1]).touch())
     monkeypatch.setattr(kernels, "binding_units", lambda *_: [])
     monkeypatch.setattr(kernels, "kernel_units", lambda *_: [])
-    monkeypatch.setattr(compiling, "compile_units", compile_and_edit)
+    monkeypatch.setattr(ninja, "compile_units", compile_and_edit)
     tools = toolchain(tmp_path, "exit 1\n")
     with pytest.raises(SeriesError, match=r"__init__\.py changed while it was being built from"):
         emulator.package(tools, applied, (), "90", None)
     edited.write_text(committed)
-    monkeypatch.setattr(compiling, "compile_units", lambda *_: compiling.Compiled((Path("a.o"),), 0, 0, 0, 0))
+    monkeypatch.setattr(ninja, "compile_units", lambda *_: ninja.Compiled((Path("a.o"),), 0, 0, 0, 0))
     site = emulator.package(tools, tree.apply(patches, PIN, checkout_of(base), applied.root), (), "90", None)[
         0
     ]

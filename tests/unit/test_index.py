@@ -18,7 +18,9 @@ from scripts import __main__
 from scripts.base.errors import BuildError, MatrixError, UsageError, WheelError
 from scripts.base.fetch import sha256
 from scripts.source import gpus, matrix_tables
-from scripts.wheels import contents, index, index_entry, index_reading, index_yanked, origin, trust, verify
+from scripts.wheels.index import reading, static_index, wheel_entries, yanked_list
+from scripts.wheels.proof import origin, verify
+from scripts.wheels.trust import contents, evidence
 from tests.unit.conftest import Command, Ended
 from tests.unit.index_wheels import CUDA, PYTHON, make, prove, upstream
 
@@ -91,7 +93,7 @@ def test_a_wheel_whose_name_metadata_and_label_disagree_is_refused(tmp_path: Pat
     values, message = DISAGREEMENTS[what]
     path = make(tmp_path, **values)
     with pytest.raises(WheelError, match=message) as raised:
-        index_reading.read(path)
+        reading.read(path)
     assert str(path) in str(raised.value)
 
 
@@ -107,7 +109,7 @@ def test_a_wheel_whose_name_metadata_and_label_disagree_is_refused(tmp_path: Pat
 def test_a_wheel_that_agrees_is_taken_whatever_the_shape_of_its_name(
     tmp_path: Path, values: dict[str, Any]
 ) -> None:
-    wheel = index_reading.read(make(tmp_path, **values))
+    wheel = reading.read(make(tmp_path, **values))
     assert (wheel.name, wheel.facts.cuda, wheel.facts.architectures) == ("flash-attn", "13.0", ("90",))
 
 
@@ -141,25 +143,25 @@ def test_a_wheel_with_a_file_changed_added_or_gone_is_refused_by_that_file(
     path = make(tmp_path)
     repacked(path, change)
     with pytest.raises(WheelError, match=message):
-        index_reading.read(path)
+        reading.read(path)
 
 
 def test_what_is_no_wheel_of_this_project_is_refused(tmp_path: Path, dist: Path) -> None:
     for name, content in (("numpy-2.0.whl", b""), ("flash_attn-1-py3-none-any.whl", b"PK")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(WheelError, match=name):
-            index_reading.read(tmp_path / name)
+            reading.read(tmp_path / name)
     foreign = make(dist, PYTHON, change=lambda e: e.pop("flash_attn/cute/_fork.json"), file="")
     with pytest.raises(WheelError, match=r"not a wheel of this project: it has 0 files _fork\.json"):
-        index_entry.read(dist, None)
+        wheel_entries.read(dist, None)
     foreign.unlink()
     with pytest.raises(UsageError, match="has no wheels; build one"):
-        index_entry.read(tmp_path / "none", None)
+        wheel_entries.read(tmp_path / "none", None)
 
 
 def test_pages_have_hashes_sizes_pythons_and_metadata_beside_each_wheel(dist: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    index.write(index.Request(dist), out)
+    static_index.write(static_index.Request(dist), out)
     told = page(out)
     (file,) = told["files"]
     wheel = out / "simple/flash-attn" / file["url"].replace("%2B", "+")
@@ -183,15 +185,15 @@ def test_pages_have_hashes_sizes_pythons_and_metadata_beside_each_wheel(dist: Pa
 
 def test_there_is_no_source_distribution_in_it(dist: Path, tmp_path: Path) -> None:
     (dist / "flash_attn-2.8.3.post1.tar.gz").write_bytes(b"")
-    index.write(index.Request(dist), tmp_path / "out")
+    static_index.write(static_index.Request(dist), tmp_path / "out")
     assert not [name for name in files_of(tmp_path / "out") if "tar.gz" in name]
 
 
 def test_yanked_wheels_say_why(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = next(dist.glob("flash_attn-*.whl"))
-    listed = tmp_path / index_yanked.FILE
+    listed = tmp_path / yanked_list.FILE
     listed.write_text(f'format = 1\n[wheels]\n"{wheel.name}" = "wrong <bits>"\n"gone.whl" = "old"\n')
-    index.write(index.Request(dist, yanked=listed), tmp_path / "out")
+    static_index.write(static_index.Request(dist, yanked=listed), tmp_path / "out")
     assert page(tmp_path / "out")["files"][0]["yanked"] == "wrong <bits>"
     assert 'data-yanked="wrong &lt;bits&gt;"' in (tmp_path / "out/simple/flash-attn/index.html").read_text()
     assert "gone.whl is not in" in capsys.readouterr().err
@@ -209,12 +211,12 @@ def test_yanked_wheels_say_why(dist: Path, tmp_path: Path, capsys: pytest.Captur
     ],
 )
 def test_a_wrong_list_of_yanked_wheels_is_refused_by_line(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / index_yanked.FILE
+    path = tmp_path / yanked_list.FILE
     path.write_text(text)
     with pytest.raises((MatrixError, UsageError), match=message):
-        index_yanked.read(path)
+        yanked_list.read(path)
     with pytest.raises(UsageError, match="No such file"):
-        index_yanked.read(tmp_path / "none.toml")
+        yanked_list.read(tmp_path / "none.toml")
 
 
 def test_proofs_and_attestations_lie_beside_wheels_and_are_linked(dist: Path, tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_proofs_and_attestations_lie_beside_wheels_and_are_linked(dist: Path, tm
     attestation.write_text(json.dumps(signed))
     (dist / f"{wheel.name}.part").write_text("half")
     out, url = tmp_path / "out", "https://wheels.example.org/"
-    (entry, _) = index.write(index.Request(dist, url=url), out)
+    (entry, _) = static_index.write(static_index.Request(dist, url=url), out)
     assert entry.beside.proved_on == "NVIDIA H100 (9.0)"
     beside = {name for name in files_of(out / "files") if name.startswith("flash_attn-")}
     proof, provenance = wheel.with_suffix(".proof.json").name, f"{wheel.name}.provenance"
@@ -244,12 +246,12 @@ def test_proofs_and_attestations_lie_beside_wheels_and_are_linked(dist: Path, tm
     html = (out / "index.html").read_text()
     for name in taken:
         assert f'href="files/{name.replace("+", "%2B")}"' in html
-    index.write(index.Request(dist), out)
+    static_index.write(static_index.Request(dist), out)
     assert "provenance" not in page(out)["files"][0], "its address must be whole"
     for damaged in ("{", "{}"):
         attestation.write_text(damaged)
         with pytest.raises(WheelError, match=f"{re.escape(attestation.name)} is no attestation"):
-            index.write(index.Request(dist), out)
+            static_index.write(static_index.Request(dist), out)
 
 
 def test_a_proof_of_another_wheel_is_refused(dist: Path) -> None:
@@ -258,20 +260,20 @@ def test_a_proof_of_another_wheel_is_refused(dist: Path) -> None:
     with pytest.raises(
         WheelError, match=rf"proof.json is of another wheel \(sha256 0{{16}}…\) than {wheel.name[:9]}"
     ):
-        index_entry.read(dist, None)
+        wheel_entries.read(dist, None)
     prove(wheel, sha256=sha256(wheel))
     proof.write_text(proof.read_text().replace('"passed": 2992', '"passed": 2993'))
     with pytest.raises(WheelError, match=r"proof.json was changed: its digest is not that of what it says"):
-        index_entry.read(dist, None)
+        wheel_entries.read(dist, None)
     proof.rename(dist / "flash_attn-9.proof.json")
     with pytest.raises(WheelError, match=r"flash_attn-9.proof.json: its wheel is not there"):
-        index_entry.read(dist, None)
+        wheel_entries.read(dist, None)
 
 
 def test_a_wheel_whose_suite_did_not_run_on_a_gpu_is_not_called_proved(dist: Path, tmp_path: Path) -> None:
     wheel = next(dist.glob("flash_attn-*.whl"))
     prove(wheel, sha256=sha256(wheel), verified=False)
-    (entry, _) = index.write(index.Request(dist), tmp_path / "out")
+    (entry, _) = static_index.write(static_index.Request(dist), tmp_path / "out")
     assert entry.beside.proved_on == ""
     assert "not proved: its suite did not run whole on a GPU" in (tmp_path / "out/index.html").read_text()
 
@@ -279,24 +281,24 @@ def test_a_wheel_whose_suite_did_not_run_on_a_gpu_is_not_called_proved(dist: Pat
 def test_an_index_is_the_same_bytes_each_time_and_a_check_names_what_differs(
     dist: Path, tmp_path: Path
 ) -> None:
-    out, request = tmp_path / "out", index.Request(dist, variants=True)
-    index.write(request, out)
+    out, request = tmp_path / "out", static_index.Request(dist, variants=True)
+    static_index.write(request, out)
     before = files_of(out)
-    index.write(request, out)
+    static_index.write(request, out)
     assert files_of(out) == before
-    index.check(request, out)
+    static_index.check(request, out)
     for name, content in before.items():
         (out / name).write_bytes(content + b" ")
         with pytest.raises(WheelError) as raised:
-            index.check(request, out)
+            static_index.check(request, out)
         assert f": {name} is changed. Write it again." in str(raised.value)
         (out / name).write_bytes(content)
     (out / "simple/index.html").unlink()
     (out / "simple/sdist.tar.gz").touch()
     with pytest.raises(WheelError, match=r"simple/index.html is missing; simple/sdist.tar.gz is too many"):
-        index.check(request, out)
+        static_index.check(request, out)
     with pytest.raises(UsageError, match="--variants; give the same options"):
-        index.check(index.Request(dist), out)
+        static_index.check(static_index.Request(dist), out)
 
 
 def assert_each_change_is_named(out: Path, run: Callable[[], Ended]) -> None:
@@ -315,13 +317,15 @@ def test_an_index_is_inspected_by_what_it_says_of_itself(
 ) -> None:
     """It tells which file was changed, without the folder that it was made of."""
     for wheel in dist.glob("*.whl"):
-        trust.attest_build(wheel)
+        evidence.attest_build(wheel)
         prove(wheel, sha256=sha256(wheel))
-    listed = tmp_path / index_yanked.FILE
+    listed = tmp_path / yanked_list.FILE
     listed.write_text(f'format = 1\n[wheels]\n"{wheel.name}" = "wrong \\"bits\\""\n')
     out = tmp_path / "out"
-    request = index.Request(dist, "https://a.example/", listed, variants, torch_cuda={"2.11.0": "13.0"})
-    index.write(request, out)
+    request = static_index.Request(
+        dist, "https://a.example/", listed, variants, torch_cuda={"2.11.0": "13.0"}
+    )
+    static_index.write(request, out)
     shutil.rmtree(dist)
     done = command("inspect", str(out))
     assert done.status == 0, done.err
@@ -338,7 +342,7 @@ def test_an_index_of_which_a_byte_was_changed_is_not_verified(
 ) -> None:
     """Its wheels are; their proofs would change it, so they are not kept."""
     out = tmp_path / "out"
-    index.write(index.Request(dist), out)
+    static_index.write(static_index.Request(dist), out)
     tried: list[verify.Beside] = []
     monkeypatch.setattr(origin, "check_series", lambda *_: SimpleNamespace(where="here", checkout=None))
     monkeypatch.setattr(verify, "verify", lambda *arguments: tried.append(arguments[-1]))
@@ -353,30 +357,30 @@ def test_whoever_reads_it_sees_the_old_index_or_the_new_one(
     dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "site" / "out"
-    index.write(index.Request(dist), out)
+    static_index.write(static_index.Request(dist), out)
     before = files_of(out)
     make(dist, version="2.8.3.post1+det.2.cu12", build="24_x")  # its CUDA disagrees
     with pytest.raises(WheelError):
-        index.write(index.Request(dist), out)
+        static_index.write(static_index.Request(dist), out)
     assert files_of(out) == before
     assert list(out.parent.iterdir()) == [out], "nothing half-written stays"
 
 
 def test_a_folder_of_something_else_is_not_replaced(dist: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is no index of this command \(it has no about.json\)"):
-        index.write(index.Request(dist), dist)
+        static_index.write(static_index.Request(dist), dist)
     assert len(list(dist.glob("*.whl"))) == 2
     (tmp_path / "empty").mkdir()
-    index.write(index.Request(dist), tmp_path / "empty")
+    static_index.write(static_index.Request(dist), tmp_path / "empty")
     (tmp_path / "empty/about.json").write_text('{"format": 2}')
     with pytest.raises(UsageError, match="another version of this program; move it away"):
-        index.write(index.Request(dist), tmp_path / "empty")
+        static_index.write(static_index.Request(dist), tmp_path / "empty")
 
 
 def test_variants_are_copies_with_a_label_and_one_document_a_version(dist: Path, tmp_path: Path) -> None:
     make(dist, build="24_hdim64_sm80_sm90", facts={"architectures": ["80", "90"]})
     out = tmp_path / "out"
-    index.write(index.Request(dist, variants=True), out)
+    static_index.write(static_index.Request(dist, variants=True), out)
     names = [file["filename"] for file in page(out)["files"]]
     version = CUDA["version"]
     assert [name for name in names if "cu13" in name.rpartition("-")[2]] == [

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import uv
 
-from scripts.wheels import index, index_choice, index_entry, index_server
+from scripts.wheels.index import local_server, page_choices, static_index, wheel_entries
 from tests.unit.index_wheels import CUDA, PYTHON, make, upstream
 
 Serve = Callable[[Path], str]
@@ -32,7 +32,7 @@ def serve() -> Iterator[Serve]:
     servers = []
 
     def start(folder: Path) -> str:
-        server = index_server.server(folder)
+        server = local_server.server(folder)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}/"
@@ -97,11 +97,11 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 def lines(
     dist: Path, out: Path, url: str, *, name: str = "flash-attn", variants: bool = False
-) -> index_choice.Lines:
+) -> page_choices.Lines:
     """Write the index; the lines of the first wheel of a distribution."""
-    entries = index.write(index.Request(dist, url=url, variants=variants), out)
-    group = index_entry.by_distribution(entries)[name]
-    return index_choice.lines(group[0], group, "13", url)
+    entries = static_index.write(static_index.Request(dist, url=url, variants=variants), out)
+    group = wheel_entries.by_distribution(entries)[name]
+    return page_choices.lines(group[0], group, "13", url)
 
 
 def installed(site: Path) -> dict[str, str]:
@@ -124,7 +124,7 @@ def test_the_line_installs_our_wheel_and_no_variant_of_it(
     tmp_path: Path, serve: Serve, run: Run, installer: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if form == "html":
-        monkeypatch.setattr(index_server._Handler, "_wants_json", lambda _: False)
+        monkeypatch.setattr(local_server._Handler, "_wants_json", lambda _: False)
     make(tmp_path / "dist")
     out, url = served(tmp_path, serve)
     run(getattr(lines(tmp_path / "dist", out, url, variants=True), installer))
@@ -162,9 +162,9 @@ def test_an_address_chooses_among_wheels_of_one_version_and_its_hash_is_checked(
     other = make(tmp_path / "dist", build="9_hdim64_sm80", facts={"architectures": ["80"]})
     make(tmp_path / "dist")
     out, url = served(tmp_path, serve)
-    entries = index.write(index.Request(tmp_path / "dist", url=url), out)
+    entries = static_index.write(static_index.Request(tmp_path / "dist", url=url), out)
     (entry,) = [entry for entry in entries if entry.file == other.name]
-    line = getattr(index_choice.lines(entry, entries, "13", url), installer)
+    line = getattr(page_choices.lines(entry, entries, "13", url), installer)
     run(line)
     facts = json.loads((tmp_path / "site/flash_attn/_fork.json").read_text())
     assert facts["architectures"] == ["80"]
@@ -181,7 +181,7 @@ def test_a_yanked_wheel_is_passed_over(tmp_path: Path, serve: Serve, run: Run, i
     listed = tmp_path / "yanked.toml"
     listed.write_text(f'format = 1\n[wheels]\n"{newer.name}" = "wrong"\n')
     out, url = served(tmp_path, serve)
-    index.write(index.Request(tmp_path / "dist", url=url, yanked=listed), out)
+    static_index.write(static_index.Request(tmp_path / "dist", url=url, yanked=listed), out)
     pre = {"pip": "pip install --pre --extra-index-url", "uv": "uv pip install --prerelease allow --index"}
     run(f"{pre[installer]} {url}simple/ flash-attn-4")
     assert installed(tmp_path / "site") == {"flash_attn_4": "4.0.0b36+det.1"}

@@ -15,7 +15,7 @@ import html5lib
 
 from scripts.base import sealed
 from scripts.base.fetch import sha256
-from scripts.wheels import index, index_choice
+from scripts.wheels.index import page_choices, static_index
 from tests.unit.index_wheels import make, prove
 
 TORCH_CUDA = {"2.11.0": "13.0", "2.10.0": "12.8", "2.12.1": "13.0", "2.9.1": "12.8"}
@@ -24,7 +24,7 @@ EIGHTY: Any = {"build": "24_hdim64_sm80", "facts": {"architectures": ["80"]}}
 
 def written(dist: Path, **options: Any) -> str:
     out = dist.parent / "out"
-    index.write(index.Request(dist, torch_cuda=TORCH_CUDA, **options), out)
+    static_index.write(static_index.Request(dist, torch_cuda=TORCH_CUDA, **options), out)
     return (out / "index.html").read_text(encoding="utf-8")
 
 
@@ -132,7 +132,7 @@ def test_a_choice_gives_the_lines_of_its_wheel(dist: Path) -> None:
     html = written(dist)
     (told,) = lines(html, "9.0", "13", "2.11")
     exact = "flash-attn==2.8.3.post1+det.2.cu13"
-    place = f"{index_choice.PLACE}simple/"
+    place = f"{page_choices.PLACE}simple/"
     assert told["pip"] == f"pip install --only-binary flash-attn --extra-index-url {place} {exact}"
     assert told["uv"] == f"uv pip install --only-binary flash-attn --index {place} {exact}"
     assert told["uv_variants"] == ""
@@ -196,7 +196,7 @@ def test_a_wheel_of_python_alone_serves_any_torch_and_cuda_and_says_where_the_mo
         (told,) = lines(html, "9.0", cuda, "2.10", "flash-attn-4")
         assert told["pip"].endswith(f"simple/ {extra}")
     assert answer(html, "9.0", "13", "2.11", "flash-attn-4")["offers"][0]["note"] == ""
-    assert answer(html, "10.0", "13", "2.11", "flash-attn-4")["offers"][0]["note"] == index_choice.NO_MODE
+    assert answer(html, "10.0", "13", "2.11", "flash-attn-4")["offers"][0]["note"] == page_choices.NO_MODE
     assert answer(html, "8.0", "13", "2.11", "flash-attn-4")["offers"] == []
     note = answer(html, "9.0", "12", "2.11", "flash-attn-4")["note"]
     assert note == "PyPI's torch 2.11 is built for CUDA 13.0. Install a torch 2.11 for CUDA 12 first."

@@ -17,8 +17,9 @@ from scripts.base.errors import UsageError, WheelError
 from scripts.lab import machine_code
 from scripts.series import clone
 from scripts.source import matrix, upstream
-from scripts.wheels import build, companions, rebuild, signing, trust
-from scripts.wheels.build import BuildOptions
+from scripts.wheels.building import build, rebuild
+from scripts.wheels.building.build import BuildOptions
+from scripts.wheels.trust import companions, evidence, signing
 from tests.unit.conftest import BASE, FACTS, WHEEL_NAME, Command, checkout_of, whole_wheel
 from tests.unit.test_trust import prove
 
@@ -107,11 +108,11 @@ def test_it_tells_what_the_wheel_is_made_of_and_where_it_was_proved(
 ) -> None:
     wheel = whole_wheel(tmp_path / "dist", more={"flash_attn_2_cuda.so": extension})
     prove(wheel)
-    trust.attest_proof(wheel)
+    evidence.attest_proof(wheel)
     done = command("inspect", str(wheel))
     assert done.status == 0, done.err
     for words in (
-        trust.whole(wheel).sha256,
+        evidence.whole(wheel).sha256,
         "2.8.3.post1, commit aaaa",
         "2 patches, digest dddd",
         "cu13",
@@ -132,7 +133,7 @@ def test_json_has_all_of_it(tmp_path: Path, extension: bytes, command: Command) 
     wheel = whole_wheel(tmp_path / "dist", more={"flash_attn_2_cuda.so": extension})
     done = command("inspect", "--json", str(wheel))
     (told,) = json.loads(done.out)["wheels"]
-    assert told["sha256"] == trust.whole(wheel).sha256
+    assert told["sha256"] == evidence.whole(wheel).sha256
     assert told["provenance"]["series"] == FACTS["series"]
     assert {f["architecture"] for f in told["extensions"]["flash_attn_2_cuda.so"]["code"]} == {
         "sm_80",
@@ -168,7 +169,7 @@ def test_sign_signs_what_lies_beside_a_whole_wheel_and_is_not_signed(
     assert done.status == 0, done.err
     assert attested == [companions.provenance(wheel)], "the proof has no statement yet"
     assert f"{companions.provenance_attestation(wheel).name}: signed by a signer" in done.out
-    trust.attest_proof(wheel)
+    evidence.attest_proof(wheel)
     for _ in range(2):
         command("inspect", "--sign", str(wheel))
     assert attested == [companions.provenance(wheel), companions.proof_statement(wheel)]
@@ -195,7 +196,7 @@ def test_a_wheel_of_another_series_names_both(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(upstream, "pinned", lambda *_: checkout_of(BASE))
     monkeypatch.setattr(upstream, "find", lambda *_: checkout_of(BASE))
     facts = {**FACTS, "fork_revision": loaded.table.revision}
-    wheel = trust.whole(whole_wheel(tmp_path, facts=facts))
+    wheel = evidence.whole(whole_wheel(tmp_path, facts=facts))
     here = clone.series(loaded)
     counts = rf"of {len(here.patches)} and {len(here.own.contents)}"
     said = rf"its series is d{{16}}… of 2 patches and 0 own files, and .* has [0-9a-f]{{16}}… {counts}; check out"
@@ -211,27 +212,27 @@ def test_a_wheel_of_another_series_names_both(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_a_wheel_of_another_pin_names_both(tmp_path: Path, facts: dict[str, object], said: str) -> None:
-    wheel = trust.whole(whole_wheel(tmp_path, facts={**FACTS, **facts}))
+    wheel = evidence.whole(whole_wheel(tmp_path, facts={**FACTS, **facts}))
     with pytest.raises(UsageError, match=f"{said}, and wheel_matrix.toml of this checkout has"):
         rebuild.rebuild(wheel, BuildOptions(upstream.Source.SDIST))
 
 
 def test_a_wheel_of_an_upstream_that_is_not_here_is_refused(tmp_path: Path) -> None:
-    wheel = trust.whole(whole_wheel(tmp_path, "other-1-py3-none-any.whl"))
+    wheel = evidence.whole(whole_wheel(tmp_path, "other-1-py3-none-any.whl"))
     with pytest.raises(UsageError, match="has no upstream whose distribution is other; it has flash-attn, "):
         rebuild.rebuild(wheel, BuildOptions(upstream.Source.SDIST))
 
 
 def test_what_is_built_again_is_what_the_wheel_says(tmp_path: Path) -> None:
     facts = {**FACTS, "attn_bias": False, "architectures": ["80", "90"]}
-    wheel = trust.whole(whole_wheel(tmp_path, facts=facts))
+    wheel = evidence.whole(whole_wheel(tmp_path, facts=facts))
     job = rebuild.job_of(wheel, matrix.load(layout.MATRIX))
     assert (job.target.name, job.architectures) == ("cu13", ("80", "90"))
     assert [(kernel.name, kernel.bias) for kernel in job.kernels] == [("fwd_hdim64_fp16", False)]
 
 
 def test_a_target_that_has_another_torch_now_is_refused(tmp_path: Path) -> None:
-    wheel = trust.whole(whole_wheel(tmp_path, facts={**FACTS, "attn_bias": True, "torch": "2.11.9"}))
+    wheel = evidence.whole(whole_wheel(tmp_path, facts={**FACTS, "attn_bias": True, "torch": "2.11.9"}))
     with pytest.raises(UsageError, match=r"its torch is 2\.11\.9, and .* has 2\.11\.0"):
         rebuild.job_of(wheel, matrix.load(layout.MATRIX))
 

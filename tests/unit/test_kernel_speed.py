@@ -14,7 +14,8 @@ from scripts.base.errors import NotVerified, UsageError
 from scripts.lab import kernel_figures, kernel_picture, kernel_speed
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Source
-from scripts.wheels import build, choice, verify
+from scripts.wheels.building import build, jobs
+from scripts.wheels.proof import verify
 
 
 def row(
@@ -227,7 +228,7 @@ def test_the_benchmark_finds_its_own_modules_and_measures_the_head_dims_of_the_k
     monkeypatch.setattr(verify, "installed", lambda *_: python)
     loaded = matrix.load(layout.MATRIX)
     target = loaded.default()
-    job = choice.Job(target, kernel_set.parse_kernels("hdim256,hdim96,fp16,fwd"), target.architectures)
+    job = jobs.Job(target, kernel_set.parse_kernels("hdim256,hdim96,fp16,fwd"), target.architectures)
     kernel_speed.measure(loaded, job, build.BuildOptions(Source.AUTO, 1), tmp_path / "bench.json")
     script, *words = (tmp_path / "called").read_text().split()
     assert {"timing.py", "extension_files.py"} <= {path.name for path in Path(script).parent.iterdir()}

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from scripts.base import console
 from scripts.base.errors import BuildError, CompileError, SeriesError, ToolchainError
 from scripts.base.process import run
-from scripts.wheels import compiling, flags, kernels, linking
-from scripts.wheels.toolchain import Toolchain
+from scripts.wheels.compiling import flags, kernels, ninja
+from scripts.wheels.packing import linking
+from scripts.wheels.toolchain.compilers import Toolchain
 from tests.unit.conftest import CORE, KERNELS, compile_all, plan, toolchain
 from tests.unit.waiting import PATIENCE, WHEN_OPEN, both_in_turn, until
 
@@ -58,7 +59,7 @@ def test_two_plans_are_compiled_side_by_side_each_from_its_own_tree(
     units = kernels.kernel_units(one)
     longer = [dataclasses.replace(unit, seconds=2 * unit.seconds) for unit in kernels.kernel_units(other)]
     work = [(one, units), (other, longer)]
-    done = compiling.compile_together(work, 1)
+    done = ninja.compile_together(work, 1)
     left = re.findall(r"about (.*) left", capsys.readouterr().out)
     assert left[-1] == "0s", "two files of one name were counted as one of them twice"
     assert not [words for words in left if "-" in words]
@@ -79,9 +80,7 @@ def test_two_plans_of_the_same_kernels_are_compiled_once(tmp_path: Path) -> None
         one, tree=dataclasses.replace(one.tree, root=tmp_path / "other", commit="a" * 40)
     )
     shutil.copytree(one.tree.root, other.tree.root)
-    done = compiling.compile_together(
-        [(planned, kernels.kernel_units(planned)) for planned in (one, other)], 2
-    )
+    done = ninja.compile_together([(planned, kernels.kernel_units(planned)) for planned in (one, other)], 2)
     assert done.built == len(KERNELS) == len(done.objects)
     assert (tmp_path / "compiler.calls").read_text().count("\n") == len(KERNELS)
 
@@ -200,7 +199,7 @@ def test_objects_of_other_compilers_have_other_folders(tmp_path: Path) -> None:
 def commands_of(tmp_path: Path, tools: Toolchain, flavour: kernels.Flavour = kernels.FORK) -> list[str]:
     """What compiles the binding and the kernels, with a compiler that notes its arguments."""
     planned = dataclasses.replace(plan(tmp_path, tools), flavour=flavour)
-    compiling.compile_units(planned, [*kernels.binding_units(planned), *kernels.kernel_units(planned)], 1)
+    ninja.compile_units(planned, [*kernels.binding_units(planned), *kernels.kernel_units(planned)], 1)
     return (tmp_path / "compiler.args").read_text().splitlines()
 
 
@@ -219,9 +218,9 @@ def test_no_command_of_ours_names_torch_or_python(tmp_path: Path) -> None:
 
 
 def test_jobs_are_limited_by_memory() -> None:
-    assert compiling.job_limit(None, 1e15)[0] == 1
-    assert compiling.job_limit(None, 1.0)[0] == len(os.sched_getaffinity(0))
-    assert compiling.job_limit(7, 1e15)[0] == 7
+    assert ninja.job_limit(None, 1e15)[0] == 1
+    assert ninja.job_limit(None, 1.0)[0] == len(os.sched_getaffinity(0))
+    assert ninja.job_limit(7, 1e15)[0] == 7
 
 
 def test_a_program_that_cannot_run_is_an_error_that_says_what_was_tried(tmp_path: Path) -> None:
@@ -291,9 +290,9 @@ def test_an_object_of_sources_that_were_edited_meanwhile_is_not_kept(tmp_path: P
     planned = plan(tmp_path, tools)
     units = kernels.kernel_units(planned)
     with pytest.raises(SeriesError, match=r"fork\.h changed while it was being built from"):
-        compiling.compile_units(planned, units, 1)
+        ninja.compile_units(planned, units, 1)
     (tmp_path / "source" / header).write_text("committed\n")
-    done = compiling.compile_units(plan(tmp_path, tools), units, 1)
+    done = ninja.compile_units(plan(tmp_path, tools), units, 1)
     assert {path.read_text() for path in done.objects} == {"committed\n"}
 
 
@@ -301,7 +300,7 @@ def test_two_builds_in_one_clone_take_turns(tmp_path: Path, notes: list[str]) ->
     tools = toolchain(tmp_path, f'echo begun >> "$0.calls"; echo whole > "$last"\n{WHEN_OPEN}')
     planned = plan(tmp_path, tools)
     units = kernels.kernel_units(planned)
-    built = both_in_turn(lambda: compiling.compile_units(planned, units, 2), tools.cxx, notes)
+    built = both_in_turn(lambda: ninja.compile_units(planned, units, 2), tools.cxx, notes)
     assert sorted(done.built for done in built) == [0, len(units)]
     assert len((tmp_path / "compiler.calls").read_text().split()) == len(units)
 

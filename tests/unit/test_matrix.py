@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from scripts.base.errors import MatrixError, UsageError
 from scripts.source import kernel_set, matrix
-from scripts.wheels.flags import masks
+from scripts.wheels.compiling.flags import masks
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "wheel_matrix.toml").read_text(encoding="utf-8")

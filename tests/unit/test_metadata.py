@@ -16,7 +16,9 @@ from scripts.base import layout
 from scripts.base.errors import WheelError
 from scripts.series import model
 from scripts.source import kernel_set, matrix
-from scripts.wheels import kernels, metadata, tvm_ffi
+from scripts.wheels.compiling import kernels
+from scripts.wheels.packing import metadata
+from scripts.wheels.toolchain import tvm_ffi
 from tests.unit.conftest import TWO, Make, plan, toolchain, write_files
 
 MATRIX = matrix.load(layout.MATRIX)

@@ -16,8 +16,10 @@ from scripts.base.fetch import sha256
 from scripts.base.git import Repository
 from scripts.commands import release as command_of_release
 from scripts.source import matrix
-from scripts.wheels import companions, gpus, release, release_notes, trust
-from scripts.wheels.release import ReleaseError, Step
+from scripts.wheels.proof import machine_gpus
+from scripts.wheels.releasing import release_notes, release_steps
+from scripts.wheels.releasing.release_steps import ReleaseError, Step
+from scripts.wheels.trust import companions, evidence
 from tests.unit.conftest import ROOT, Command, user, whole_wheel
 from tests.unit.test_trust import prove
 from tests.unit.test_verify import commit_state
@@ -43,7 +45,7 @@ class Steps:
             Step("two", "second", self.making("two"), takes=lambda: (self.folder / "one",)),
             Step("three", "third", self.making("three")),
         ]
-        release.run(steps, commit, self.folder / "state", rehearsal=rehearsal)
+        release_steps.run(steps, commit, self.folder / "state", rehearsal=rehearsal)
         return self.ran
 
     def making(self, name: str) -> Callable[[], tuple[Path, ...]]:
@@ -72,7 +74,7 @@ def test_steps_are_done_once_for_a_commit_its_options_and_files(tmp_path: Path) 
 def test_what_a_step_takes_is_part_of_what_it_was_asked_for(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     steps.run()
-    state = tmp_path / "state" / release.STATE
+    state = tmp_path / "state" / release_steps.STATE
     told = json.loads(state.read_text())
     (tmp_path / "one").write_text("changed")
     told["steps"]["one"]["made"] = {str(tmp_path / "one"): sha256(tmp_path / "one")}
@@ -106,9 +108,9 @@ def test_a_rehearsal_goes_on_without_a_proof_and_asks_for_it_again(tmp_path: Pat
 
 
 def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
-    (tmp_path / release.STATE).write_text('{"format": 2}')
+    (tmp_path / release_steps.STATE).write_text('{"format": 2}')
     with pytest.raises(UsageError, match=r"another version of this program; delete it; the steps begin anew"):
-        release.read(tmp_path)
+        release_steps.read(tmp_path)
 
 
 @pytest.fixture
@@ -188,25 +190,25 @@ def test_notes_tell_what_is_new_since_the_tag_before(repository: Path) -> None:
 
 
 def test_a_release_is_of_a_commit(repository: Path) -> None:
-    assert release.commit_of(repository) == user(repository, "rev-parse", "HEAD").strip()
+    assert release_steps.commit_of(repository) == user(repository, "rev-parse", "HEAD").strip()
     (repository / "new").touch()
     with pytest.raises(UsageError, match=r"the work tree has changes: \?\? new\. Commit them"):
-        release.commit_of(repository)
+        release_steps.commit_of(repository)
     with pytest.raises(UsageError, match="is no clone"):
-        release.commit_of(repository / "patches")
+        release_steps.commit_of(repository / "patches")
 
 
 @pytest.fixture
 def wheels(dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the release's wheels; the steps before proofs take them as they are."""
     for wheel in dist.glob("*.whl"):
-        trust.attest_build(wheel)
+        evidence.attest_build(wheel)
     monkeypatch.setattr(command_of_release, "FOLDER", tmp_path / "release")
-    monkeypatch.setattr(release, "commit_of", lambda _: "a" * 40)
-    monkeypatch.setattr(release, "gates", lambda _: ())
+    monkeypatch.setattr(release_steps, "commit_of", lambda _: "a" * 40)
+    monkeypatch.setattr(release_steps, "gates", lambda _: ())
     for step in ("_forecast", "_build", "_archives", "_reproduce", "_revision"):
         monkeypatch.setattr(command_of_release, step, lambda *_: ())
-    monkeypatch.setattr(gpus, "found", tuple)
+    monkeypatch.setattr(machine_gpus, "found", tuple)
     return dist
 
 
@@ -284,9 +286,9 @@ def test_gates_are_what_ci_runs(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\nexit 3\n")
     script.chmod(0o755)
     with pytest.raises(ReleaseError, match=r"\.ci/run ended with 3"):
-        release.gates(tmp_path)
+        release_steps.gates(tmp_path)
     script.write_text('#!/bin/sh\n[ "$1" = --every-turn ] && touch ran\n')
-    release.gates(tmp_path)
+    release_steps.gates(tmp_path)
     assert (tmp_path / "ran").exists()
 
 

@@ -12,7 +12,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from scripts.base import sealed
-from scripts.wheels import sbom, trust
+from scripts.wheels.trust import evidence, sbom
 from tests.unit.conftest import FACTS, VERSION, whole_wheel
 
 TOLD = sealed.seal(FACTS)
@@ -78,7 +78,7 @@ def test_it_is_the_same_at_another_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_it_lies_in_the_wheel_where_pep_770_says(tmp_path: Path) -> None:
-    wheel = trust.whole(whole_wheel(tmp_path))
+    wheel = evidence.whole(whole_wheel(tmp_path))
     assert [*wheel.sboms] == [f"flash_attn-{VERSION}.dist-info/sboms/flash_attn.cdx.json"]
 
 

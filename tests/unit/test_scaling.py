@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.base.errors import UsageError
-from scripts.lab import scaling
-from scripts.wheels import schedule
+from scripts.lab import scaling, schedule
 from tests.unit.conftest import Command
 
 LOG = """# ninja log v7

@@ -22,7 +22,7 @@ from scripts.series.own import OwnFiles
 from scripts.series.rebase import Rebase
 from scripts.source import matrix, pin, releases, sdist, upstream
 from scripts.source.releases import Release
-from scripts.wheels import python_wheel
+from scripts.wheels.packing import python_wheel
 from tests.unit.conftest import Command, Make, checkout_of, write_files
 
 ROOT = layout.ROOT

@@ -12,7 +12,7 @@ from packaging.version import Version
 from scripts.base.errors import CompileError
 from scripts.lab import objects, shared_ptx
 from scripts.source import matrix_tables
-from scripts.wheels import compile_cache, compiling, flags, kernels
+from scripts.wheels.compiling import compile_cache, flags, kernels, ninja
 from tests.unit.conftest import KERNELS, source_tree, toolchain
 
 CAPABILITIES = st.lists(st.sampled_from(matrix_tables.ARCHITECTURES), min_size=1, unique=True).map(
@@ -78,10 +78,10 @@ def test_what_the_compile_cache_cannot_keep_goes_without_it(
         tmp_path / "build",
         shared_ptx={"80": ("90",)},
     )
-    compiling.write_ninja(tmp_path / "build.ninja", [(planned, kernels.kernel_units(planned))])
+    ninja.write_ninja(tmp_path / "build.ninja", [(planned, kernels.kernel_units(planned))])
     command = (tmp_path / "build.ninja").read_text()
     assert "code=[sm_80,sm_90]" in command
     assert ("/sccache " in command) == expected
     alone = dataclasses.replace(planned, architectures=("90",))
-    compiling.write_ninja(tmp_path / "build.ninja", [(alone, kernels.kernel_units(alone))])
+    ninja.write_ninja(tmp_path / "build.ninja", [(alone, kernels.kernel_units(alone))])
     assert "/sccache " in (tmp_path / "build.ninja").read_text()

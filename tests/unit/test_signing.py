@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pypi_attestations import Attestation
 
 from scripts.base.errors import ToolchainError, UsageError, WheelError
-from scripts.wheels import companions, signing, trust
+from scripts.wheels.trust import companions, evidence, signing
 from tests.unit.conftest import Command, whole_wheel
 
 
@@ -52,7 +52,7 @@ def test_a_signature_that_nobody_stands_for_is_refused_by_its_file(tmp_path: Pat
     attestation = companions.provenance_attestation(wheel)
     attestation.write_text(self_signed(companions.provenance(wheel).read_bytes()))
     with pytest.raises(WheelError, match=r"\.whl\.slsa\.attestation: its signature does not hold: "):
-        trust.check(wheel)
+        evidence.check(wheel)
 
 
 def test_a_signature_of_another_statement_is_refused_by_its_file(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_signature_of_another_statement_is_refused_by_its_file(tmp_path: Path)
     attestation = companions.provenance_attestation(wheel)
     attestation.write_text(self_signed(companions.provenance(wheel).read_bytes() + b" "))
     with pytest.raises(WheelError, match=r"\.whl\.slsa\.attestation is of another wheel or proof"):
-        trust.check(wheel)
+        evidence.check(wheel)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_damaged_attestation_is_refused_by_its_file(tmp_path: Path, flaw: str,
     text = self_signed(companions.provenance(wheel).read_bytes())
     attestation.write_text(text + " " if flaw == "space" else flaw)
     with pytest.raises(WheelError, match=rf"\.whl\.slsa\.attestation {said}"):
-        trust.check(wheel)
+        evidence.check(wheel)
 
 
 def test_without_a_network_sign_says_so_and_leaves_no_attestation(
@@ -83,7 +83,7 @@ def test_without_a_network_sign_says_so_and_leaves_no_attestation(
     with pytest.raises(
         UsageError, match=r"provenance\.json was not signed: .*without --sign nothing is signed"
     ):
-        trust.attest_build(wheel, sign=True)
+        evidence.attest_build(wheel, sign=True)
     assert not companions.provenance_attestation(wheel).exists()
 
 
@@ -102,13 +102,13 @@ def test_without_the_libraries_the_error_names_the_one_to_install(
     companions.provenance_attestation(wheel).write_text("{}")
     monkeypatch.setitem(sys.modules, "sigstore", None)
     with pytest.raises(ToolchainError, match="sigstore is not installed: run this through nox"):
-        trust.check(wheel)
+        evidence.check(wheel)
 
 
 def test_nothing_is_signed_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signing, "sign", lambda *_: pytest.fail("it was signed"))
     wheel = whole_wheel(tmp_path)
-    trust.attest_build(wheel)
+    evidence.attest_build(wheel)
     assert not companions.provenance_attestation(wheel).exists()
 
 

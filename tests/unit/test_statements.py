@@ -12,7 +12,7 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from scripts.wheels import companions, trust
+from scripts.wheels.trust import companions, evidence
 from tests.unit.conftest import FACTS, whole_wheel
 from tests.unit.test_trust import prove
 
@@ -31,7 +31,7 @@ def test_the_provenance_names_all_that_went_into_the_wheel(tmp_path: Path) -> No
     document = valid(companions.provenance(wheel).read_bytes())
     json_format.ParseDict(document["predicate"], provenance_pb2.Provenance())
     assert document["predicateType"] == "https://slsa.dev/provenance/v1"
-    assert document["subject"] == [{"name": wheel.name, "digest": {"sha256": trust.whole(wheel).sha256}}]
+    assert document["subject"] == [{"name": wheel.name, "digest": {"sha256": evidence.whole(wheel).sha256}}]
     built = document["predicate"]["buildDefinition"]
     assert built["externalParameters"]["target"] == FACTS["target"]
     assert built["internalParameters"]["nvcc"] == FACTS["nvcc"]
@@ -72,9 +72,9 @@ def test_the_statement_of_a_proof_is_about_the_wheel(
 ) -> None:
     wheel = whole_wheel(tmp_path)
     prove(wheel, **told)
-    trust.attest_proof(wheel)
+    evidence.attest_proof(wheel)
     document = valid(companions.proof_statement(wheel).read_bytes())
     json_format.ParseDict(document["predicate"], test_result_pb2.TestResult())
-    assert document["subject"] == [{"name": wheel.name, "digest": {"sha256": trust.whole(wheel).sha256}}]
+    assert document["subject"] == [{"name": wheel.name, "digest": {"sha256": evidence.whole(wheel).sha256}}]
     assert document["predicate"]["result"] == result
     assert document["predicate"]["failedTests"] == [*told.get("cases", {})]

@@ -10,7 +10,7 @@ import pytest
 from scripts.base import layout
 from scripts.base.errors import ToolchainError
 from scripts.source import matrix
-from scripts.wheels import toolchain
+from scripts.wheels.toolchain import compilers
 
 
 def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the_reason(
@@ -25,9 +25,9 @@ def test_toolkits_of_another_release_or_without_headers_are_passed_over_with_the
             (tmp_path / name / "include/cuda/std").mkdir(parents=True)
             (tmp_path / name / "include/cuda_runtime.h").touch()
     monkeypatch.setattr(
-        toolchain, "_candidates", lambda: iter([(tmp_path / name, name) for name in ("old", "bare", "good")])
+        compilers, "_candidates", lambda: iter([(tmp_path / name, name) for name in ("old", "bare", "good")])
     )
-    found, passed = toolchain.installed_toolkit("13.0")
+    found, passed = compilers.installed_toolkit("13.0")
     assert found is not None
     assert found.nvcc == tmp_path / "good/bin/nvcc"
     assert found.version == "V13.0.99"
@@ -39,15 +39,15 @@ def test_a_cuda_that_neither_the_machine_nor_an_index_has_is_an_error_before_any
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = dataclasses.replace(matrix.load(layout.MATRIX).default(), name="cu", cuda="12.8", toolkit=None)
-    monkeypatch.setattr(toolchain, "_candidates", lambda: iter([]))
+    monkeypatch.setattr(compilers, "_candidates", lambda: iter([]))
     with pytest.raises(
         ToolchainError,
         match=r"target cu needs CUDA 12\.8, whose compiler no index has \(the machine has none\).*--containers",
     ):
-        toolchain.assemble(target, toolchain.running_python(), tmp_path, cache=False)
+        compilers.assemble(target, compilers.running_python(), tmp_path, cache=False)
     assert not [*tmp_path.iterdir()]
-    assert toolchain.out_of_reach(target)
-    assert toolchain.present(target, tmp_path) is None
+    assert compilers.out_of_reach(target)
+    assert compilers.present(target, tmp_path) is None
 
 
 def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_install(
@@ -55,6 +55,6 @@ def test_a_missing_compiler_and_a_missing_python_are_errors_that_say_what_to_ins
 ) -> None:
     monkeypatch.setenv("CXX", "absent-compiler")
     with pytest.raises(ToolchainError, match="absent-compiler is not on PATH"):
-        toolchain.host_compiler()
+        compilers.host_compiler()
     with pytest.raises(ToolchainError, match=r"no python3\.99"):
-        toolchain.find_python("3.99")
+        compilers.find_python("3.99")

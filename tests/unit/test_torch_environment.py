@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from scripts.base.errors import ToolchainError
-from scripts.wheels import torch_environment
+from scripts.wheels.toolchain import torch_environment
 
 
 @pytest.mark.parametrize(("version", "taken"), [("2.13.0", "2.13.0+cu130"), ("2.13.0+cu130", "2.13.0+cu130")])

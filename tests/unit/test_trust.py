@@ -18,7 +18,8 @@ import pytest
 
 from scripts.base import sealed
 from scripts.base.errors import UsageError, WheelError
-from scripts.wheels import companions, contents, trust, verify
+from scripts.wheels.proof import verify
+from scripts.wheels.trust import companions, contents, evidence
 from tests.unit.conftest import FACTS, VERSION, WHEEL_NAME, Command, whole_wheel
 
 INFO = f"flash_attn-{VERSION}.dist-info"
@@ -137,7 +138,7 @@ def test_a_wheel_that_was_changed_is_refused_by_name(wheel: Path, what: str, alo
     if alone:
         companions.provenance(wheel).unlink()
     with pytest.raises(WheelError, match=rf"{re.escape(wheel.name)}.*{said}"):
-        trust.check(wheel)
+        evidence.check(wheel)
 
 
 @pytest.mark.parametrize("what", TAMPERED)
@@ -154,15 +155,15 @@ def test_nothing_of_such_a_wheel_is_installed(
 
 
 def test_a_wheel_that_is_whole_passes_alone_and_beside_its_statement(wheel: Path) -> None:
-    assert [path.name for path in trust.check(wheel).statements] == [companions.provenance(wheel).name]
+    assert [path.name for path in evidence.check(wheel).statements] == [companions.provenance(wheel).name]
     companions.provenance(wheel).unlink()
-    assert trust.check(wheel).wheel.facts["torch"] == "2.11.0"
+    assert evidence.check(wheel).wheel.facts["torch"] == "2.11.0"
 
 
 def test_other_bytes_of_the_archive_alone_are_told_by_the_statement_beside_it(wheel: Path) -> None:
     rewrite(wheel, lambda files: None)  # the same files, packed in another way
     with pytest.raises(WheelError, match=r"provenance\.json was changed, or is of another wheel"):
-        trust.check(wheel)
+        evidence.check(wheel)
 
 
 def test_a_file_that_is_in_the_archive_twice_is_refused(wheel: Path) -> None:
@@ -207,7 +208,7 @@ def test_a_statement_with_any_other_byte_is_refused(wheel: Path) -> None:
     for content in changed(statement.read_bytes(), 97):
         statement.write_bytes(content)
         with pytest.raises(WheelError, match=rf"{re.escape(statement.name)} was changed"):
-            trust.check(wheel)
+            evidence.check(wheel)
 
 
 # --- proofs ---
@@ -233,8 +234,8 @@ def prove(wheel: Path, /, **more: Any) -> Path:
 
 def test_a_proof_and_its_statement_pass(wheel: Path) -> None:
     prove(wheel)
-    trust.attest_proof(wheel)
-    checked = trust.check(wheel)
+    evidence.attest_proof(wheel)
+    checked = evidence.check(wheel)
     assert checked.proof is not None
     assert checked.proof.verified
     assert companions.proof_statement(wheel) in checked.statements
@@ -244,11 +245,11 @@ def test_a_proof_and_its_statement_pass(wheel: Path) -> None:
 def test_a_proof_with_any_other_byte_is_refused(wheel: Path, attested: bool) -> None:
     proof = prove(wheel)
     if attested:
-        trust.attest_proof(wheel)
+        evidence.attest_proof(wheel)
     for content in changed(proof.read_bytes(), 23):
         proof.write_bytes(content)
         with pytest.raises(WheelError, match=rf"{re.escape(proof.name)} "):
-            trust.check(wheel)
+            evidence.check(wheel)
 
 
 @pytest.mark.parametrize("name", ["verify", "inspect"])
@@ -267,24 +268,24 @@ def test_a_proof_without_a_seal_is_refused(wheel: Path) -> None:
     proof = prove(wheel)
     proof.write_bytes(proof.read_bytes().replace(b'"digest"', b'"other"'))
     with pytest.raises(WheelError, match=rf"{re.escape(proof.name)} has no digest of its own"):
-        trust.check(wheel)
+        evidence.check(wheel)
 
 
 def test_a_statement_of_a_proof_that_is_not_there_or_is_another_is_refused(wheel: Path) -> None:
     prove(wheel)
-    trust.attest_proof(wheel)
+    evidence.attest_proof(wheel)
     prove(wheel, counts={"passed": 3})
     with pytest.raises(WheelError, match=r"proof\.statement\.json was changed, or is of another"):
-        trust.check(wheel)
+        evidence.check(wheel)
     companions.proof(wheel).unlink()
     with pytest.raises(WheelError, match=r"proof\.statement\.json tells of a proof"):
-        trust.check(wheel)
+        evidence.check(wheel)
     with pytest.raises(WheelError, match=r"proof\.json is missing; run nox -s verify"):
-        trust.attest_proof(wheel)
+        evidence.attest_proof(wheel)
 
 
 def test_the_proof_of_another_host_gets_its_statement_here(wheel: Path, command: Command) -> None:
     prove(wheel)
     done = command("verify", "--attest", str(wheel))
     assert done.status == 0, done.err
-    assert companions.proof_statement(wheel) in trust.check(wheel).statements
+    assert companions.proof_statement(wheel) in evidence.check(wheel).statements

@@ -13,8 +13,8 @@ from scripts.base import layout
 from scripts.base.errors import NotVerified, UsageError, VerifyError, WheelError
 from scripts.series import model, tree
 from scripts.source import matrix, upstream
-from scripts.wheels import gpus, origin, suites, verify
-from scripts.wheels.proof import Provenance, read_proof
+from scripts.wheels.proof import machine_gpus, origin, suites, verify
+from scripts.wheels.trust.models import Provenance, read_proof
 from tests.unit.conftest import (
     BASE,
     FACTS,
@@ -291,7 +291,9 @@ def test_a_wheel_whose_provenance_lies_elsewhere_is_no_wheel_of_the_suite(tmp_pa
 
 def test_a_suite_has_processes_as_cores_and_the_gpu_s_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     one, four = suites.SUITES
-    large, small, silent = (gpus.Gpu("GPU-1", "a GPU", "9.0", "580.1", mib) for mib in ("81559", "24564", ""))
+    large, small, silent = (
+        machine_gpus.Gpu("GPU-1", "a GPU", "9.0", "580.1", mib) for mib in ("81559", "24564", "")
+    )
     told = []
     for cores in (1, 2, 64):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)

@@ -9,7 +9,8 @@ import pytest
 
 from scripts.base.errors import ToolchainError, WheelError
 from scripts.base.process import run
-from scripts.wheels import binaries, companions, linking, wheel
+from scripts.wheels.packing import linking, wheel
+from scripts.wheels.trust import binaries, companions
 from tests.unit.conftest import toolchain, whole_wheel
 from tests.unit.waiting import WHEN_OPEN, both_in_turn
 

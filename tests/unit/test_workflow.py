@@ -15,7 +15,7 @@ import yaml
 from scripts.base.errors import MatrixError
 from scripts.commands import parser
 from scripts.source import matrix
-from scripts.wheels import workflow
+from scripts.wheels.releasing import workflow
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")

@@ -1,0 +1,1 @@
+"""Build wheels: which, here or in containers, and again to compare."""

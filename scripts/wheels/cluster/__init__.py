@@ -1,0 +1,1 @@
+"""Compile and prove on the workers of a Dask scheduler."""

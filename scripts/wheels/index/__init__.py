@@ -1,0 +1,1 @@
+"""Make a static index of wheels: what installers read, and what people read."""
