@@ -6,17 +6,18 @@ Network and scheduler are left out: an object has a few hundred kilobytes, a fil
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scripts.base.errors import UsageError
-from scripts.lab import pictures, schedule
+from scripts.lab import pictures
 from scripts.wheels.compiling import kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from scripts.source.kernel_set import Kernel
@@ -25,6 +26,41 @@ WORKERS = tuple(2**n for n in range(9))  # with one compiler at once each: 1 to 
 # CPU seconds that every part of a divided file would take again: the headers, with nothing instantiated.
 # Seen with nvcc 13.0: 7.9 for those of the forward pass, 7.5 for those of the backward.
 _HEADERS = 8.0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One file of a plan."""
+
+    slot: int
+    file: int  # its place in what was asked for
+    start: float
+    end: float
+
+
+def planned(seconds: Sequence[float], slots: int) -> list[Placed]:
+    """The files in the order in which they start.
+
+    >>> [(p.slot, p.file, p.end) for p in planned([10, 30, 20], 2)]
+    [(0, 1, 30.0), (1, 2, 20.0), (1, 0, 30.0)]
+    """
+    free = [(0.0, slot) for slot in range(slots)]
+    plan = []
+    for file in sorted(range(len(seconds)), key=lambda at: (-seconds[at], at)):
+        start, slot = heapq.heappop(free)
+        end = start + float(seconds[file])
+        heapq.heappush(free, (end, slot))
+        plan.append(Placed(slot, file, start, end))
+    return plan
+
+
+def length(plan: Iterable[Placed]) -> float:
+    """When the last file is done.
+
+    >>> length(planned([10, 30, 20], 1))
+    60.0
+    """
+    return max((placed.end for placed in plan), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -41,7 +77,7 @@ class Case:
 
     def length(self, workers: int) -> float:
         """On this many."""
-        return schedule.length(schedule.planned(self.seconds, workers))
+        return length(planned(self.seconds, workers))
 
     def speedup(self, workers: int, alone: float) -> float:
         """How often faster than one worker with the files as they are, which takes ``alone`` seconds."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.base.errors import UsageError
-from scripts.lab import scaling, schedule
+from scripts.lab import scaling
 from tests.unit.conftest import Command
 
 LOG = """# ninja log v7
@@ -30,7 +30,7 @@ def test_more_workers_are_never_slower_and_the_longest_file_is_the_end_of_it() -
 
 
 def test_each_file_runs_once_and_a_worker_has_one_at_a_time() -> None:
-    plan = schedule.planned([5, 9, 2, 7, 7, 1], 2)
+    plan = scaling.planned([5, 9, 2, 7, 7, 1], 2)
     assert sorted(placed.file for placed in plan) == [0, 1, 2, 3, 4, 5]
     assert [placed.file for placed in plan[:2]] == [1, 3], "the longest first"
     for slot in (0, 1):
