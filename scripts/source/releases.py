@@ -42,9 +42,9 @@ class Release:
         return self.pin.version
 
 
-def on_index(distribution: str, config: pip.PipConfig | None = None) -> dict[str, str | None]:
+def on_index(distribution: str) -> dict[str, str | None]:
     """The versions that the package index has an sdist of, oldest first, each with its sha256."""
-    config = config or pip.PipConfig.read()
+    config = pip.PipConfig.read()
     with config.client() as session:
         try:
             packages = config.finder(cast("Fetcher", session), distribution).find_all_packages(distribution)

@@ -45,19 +45,13 @@ class Plan:
     without: dict[str, str] = field(default_factory=dict)  # CUDA releases that no worker has, and why
 
 
-def planned(
-    loaded: Matrix,
-    jobs: Sequence[Job],
-    place: Place,
-    client: Client,
-    find: tasks.Finder = tasks.on_this_machine,
-) -> Plan:
+def planned(loaded: Matrix, jobs: Sequence[Job], place: Place, client: Client) -> Plan:
     """Ask the workers, and give each file to the one that is free first, the longest first."""
     _, applied = clone.apply(loaded, upstream.Source.AUTO)
     shares, failed = compile_jobs.shares_of(loaded, jobs, applied, place)
     for job, error in failed.items():
         console.warn(f"{job.target.name}: {error}")
-    todo = work_list.files_of([*shares.values()], uuid.uuid4().hex[:8], find)
+    todo = work_list.files_of([*shares.values()], uuid.uuid4().hex[:8], tasks.on_this_machine)
     return over(client, todo) if todo else Plan()
 
 
