@@ -37,11 +37,15 @@ GPUS = (
 def runs(architecture: str, capability: str) -> bool:
     """Whether machine code for an architecture runs on a GPU: the same major version, and no later minor.
 
-    >>> runs("80", "8.9"), runs("89", "8.0"), runs("90", "12.0"), runs("100", "10.3")
-    (True, False, False, True)
+    Args:
+        architecture: as ``wheel_matrix.toml`` spells it, such as ``90``.
+        capability: such as ``9.0``; of a GPU whose driver tells none, such as ``[N/A]``, nothing runs.
+
+    >>> runs("80", "8.9"), runs("89", "8.0"), runs("90", "12.0"), runs("100", "10.3"), runs("80", "[N/A]")
+    (True, False, False, True, False)
     """
-    major, minor = capability.split(".")
-    return architecture[:-1] == major and architecture[-1] <= minor
+    major, _, minor = capability.partition(".")
+    return architecture[:-1] == major and int(architecture[-1]) <= int(minor or 0)
 
 
 def serving(architectures: Iterable[str]) -> tuple[Gpu, ...]:

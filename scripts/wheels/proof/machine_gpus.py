@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from scripts.base.errors import BuildError, ToolchainError
 from scripts.base.process import run
+from scripts.source import gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,15 +56,15 @@ def found() -> tuple[Gpu, ...]:
     return _visible([Gpu(*row) for row in rows if len(row) == len(_FIELDS)])
 
 
-def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
+def _visible(listed: list[Gpu]) -> tuple[Gpu, ...]:
     words = os.environ.get("CUDA_VISIBLE_DEVICES")
     if words is None:
-        return tuple(gpus)
+        return tuple(listed)
     left = []
     for word in filter(None, (word.strip() for word in words.split(","))):
         left += [
             gpu
-            for at, gpu in enumerate(gpus)
+            for at, gpu in enumerate(listed)
             if word == str(at) or (gpu.uuid.startswith(word) and "-" in word)
         ]
     return tuple(left)
@@ -80,8 +81,7 @@ def runs(gpu: Gpu, architectures: Sequence[str], cuda: str) -> bool:
     >>> runs(Gpu("GPU-2", "RTX 4090", "8.9", "550.54"), ("80",), "13.0")
     False
     """
-    major, _, minor = gpu.compute_capability.partition(".")
-    fits = not architectures or any(a[:-1] == major and int(a[-1]) <= int(minor or 0) for a in architectures)
+    fits = not architectures or any(gpus.runs(each, gpu.compute_capability) for each in architectures)
     branch = int(gpu.driver.partition(".")[0]) if gpu.driver[:1].isdigit() else 0
     return fits and branch >= _DRIVERS.get(cuda.partition(".")[0], 0)
 
