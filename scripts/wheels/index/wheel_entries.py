@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from scripts.base import console
 from scripts.base.errors import UsageError, WheelError
-from scripts.wheels.index import beside_wheel, reading, wheel_variants, yanked_list
+from scripts.wheels.index import reading, wheel_variants, yanked_list
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripts.wheels.index.beside_wheel import Beside
     from scripts.wheels.index.indexed_wheel import IndexedWheel
+    from scripts.wheels.index.reading import Beside
     from scripts.wheels.index.wheel_variants import Variant
 
 
@@ -48,7 +48,7 @@ def read(folder: Path, yanked: Path | None) -> tuple[Entry, ...]:
         )
     listed = yanked_list.read(yanked)
     wheels = [reading.read(path) for path in paths]
-    entries = [Entry(w, beside_wheel.of(w), listed.reason(w.path.name)) for w in wheels]
+    entries = [Entry(w, reading.beside(w), listed.reason(w.path.name)) for w in wheels]
     for name in sorted(listed.wheels.keys() - {path.name for path in paths}):
         console.warn(f"{yanked}: {name} is not in {folder}")
     _refuse_orphans(folder, entries)
