@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 
 from tests.unit.conftest import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 SOURCES = {
@@ -32,12 +38,23 @@ def imported(tree: ast.Module) -> set[str]:
 def test_every_module_of_a_room_is_in_its_table() -> None:
     rooms: dict[str, set[str]] = {}
     for folder, _, module in (name.rpartition("/") for name in SOURCES):
-        if module != "__init__" and folder not in ("", "commands"):
+        if folder and module != "__init__":
             rooms.setdefault(folder, set()).add(module)
-    assert {"base", "wheels/toolchain"} <= set(rooms)
+    assert set(rooms) == named("The rooms")
     for room, modules in rooms.items():
+        if room == "commands":
+            continue  # they have the names of commands
         assert f"\n### {room}\n" in PAGE, room
         assert named(room) == modules, room
+
+
+def test_the_figures_of_the_rooms_are_the_contracts_of_imports() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = [contract["layers"] for contract in contracts["contracts"] if contract["type"] == "layers"]
+    figures = re.findall(r"^```\n(.+?)^```", PAGE.split("# The rooms\n", 1)[1], re.MULTILINE | re.DOTALL)
+    rooms, inside = ([re.split(r" {2,}", line) for line in figure.splitlines()] for figure in figures[:2])
+    assert [line[0] for line in rooms] == [name.removeprefix("scripts.") for name in layers[0]]
+    assert inside == [name.split(" | ") for name in layers[1]]
 
 
 def test_the_modules_that_start_programs_are_those_of_the_table() -> None:
