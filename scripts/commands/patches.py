@@ -12,7 +12,7 @@ from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import clone, ground, landed, reach
+from scripts.series import affected_kernels, clone, ground, landed
 from scripts.source import kernel_set
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _reach(options: argparse.Namespace) -> None:
         repository = Repository(applied.root, SeriesError)
         commit = repository.commits(applied.base, applied.commit)[place]
         base = ground.upstream_of(repository, applied.base)
-        reached = reach.reach(repository, base, commit, patch, layout.ROOT)
+        reached = affected_kernels.reach(repository, base, commit, patch, layout.ROOT)
     words = ",".join(kernel_set.spell_kernels(reached.kernels)) if reached.kernels else ""
     by_target = {
         target.name: [k.name for k in target.kernels if k in reached.kernels] for target in loaded.targets
@@ -131,7 +131,9 @@ def _reach(options: argparse.Namespace) -> None:
     console.out.print(table)
 
 
-def _compiled_rows(table: Table, reached: reach.Reach, words: str, by_target: dict[str, list[str]]) -> None:
+def _compiled_rows(
+    table: Table, reached: affected_kernels.Reach, words: str, by_target: dict[str, list[str]]
+) -> None:
     """Of a compiled upstream: which kernel files and wheels come out otherwise."""
     count = f"{len(reached.kernels)} of {len(kernel_set.ALL_KERNELS)}"
     table.add_row(

@@ -13,17 +13,17 @@ from scripts.base import console
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
 from scripts.series import (
-    compared,
     edit_state,
     export,
     formatting,
+    kept_commits,
     marker,
     model,
     move,
     rebase_help,
     remembered,
-    replaced,
     resolution,
+    uncommitted,
 )
 from scripts.series import tree as work_tree
 from scripts.series.edit_state import Edit, Words
@@ -44,7 +44,7 @@ def usable(root: Path, patches: Path) -> bool:
         and model.digests(patches) == applied.patches
         and repository.attempt("merge-base", "--is-ancestor", applied.base, "HEAD")[0] == 0
         and len(repository.commits(applied.base)) >= len(applied.patches)
-        and not compared.changes(repository)
+        and not uncommitted.changes(repository)
     )
 
 
@@ -124,7 +124,7 @@ class Editing:
         self.repository.attempt("cherry-pick", "--quit")
         kept = self._keep_loose(edit)
         if edit.branch and (moved := self.repository.resolve(edit.branch)) != edit.tip:
-            self.repository.run("update-ref", replaced.place("series/moved"), moved)
+            self.repository.run("update-ref", kept_commits.place("series/moved"), moved)
             self.repository.run("update-ref", edit.branch, edit.tip)
         self.repository.run("update-ref", "--no-deref", "HEAD", edit.tip)
         self._clear(edit.tip)
@@ -147,10 +147,10 @@ class Editing:
     def _keep_loose(self, edit: Edit) -> str:
         """Keep what is in the tree and not in the series as a commit; empty where there is nothing."""
         head = self.repository.resolve("HEAD")
-        loose = replaced.loose_commit(self.repository)
+        loose = kept_commits.loose_commit(self.repository)
         if loose is None and head in {edit.tip, *(commit for _, commit in edit.patches)}:
             return ""
-        place = replaced.place("series/aborted")
+        place = kept_commits.place("series/aborted")
         self.repository.run("update-ref", place, loose or head)
         return place
 
@@ -169,10 +169,11 @@ class Editing:
             )
         resolution.refuse_unknown(repository, name, refresh)
         repository.run("add", "--update")
-        if hidden := compared.differences(repository, repository.run("write-tree").strip()):
+        if hidden := uncommitted.differences(repository, repository.run("write-tree").strip()):
             listed = "\n".join(hidden)
             raise ActionNeeded(
-                f"{self.root} has changes that would not get into {name}:\n{listed}\n{compared.HOW_TO_SHOW}."
+                f"{self.root} has changes that would not get into {name}:\n{listed}\n"
+                f"{uncommitted.HOW_TO_SHOW}."
             )
         if repository.attempt("diff", "--cached", "--quiet", parent)[0] == 0:
             raise ActionNeeded(
@@ -280,7 +281,7 @@ class Editing:
         if edit.done and edit.next < len(edit.patches):
             lines.append(f"patch ({edit.next + 1}/{len(edit.patches)}) {edit.patches[edit.next][0]} is next")
             lines += [f"    {name}: conflict" for name in self._stop(edit).open_files]
-        lines += [f"    {line}" for line in compared.changes(self.repository).splitlines()]
+        lines += [f"    {line}" for line in uncommitted.changes(self.repository).splitlines()]
         return [*lines, f"next: {self.words.refresh}, or {self.words.abort}"]
 
 

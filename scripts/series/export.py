@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import compared, formatting, ground, listing, marker, model, tree
+from scripts.series import formatting, ground, listing, marker, model, tree, uncommitted
 from scripts.series import own as own_files
 from scripts.series.own import OwnFiles
 from scripts.series.places import command
@@ -130,7 +130,7 @@ def export(
     repository = Repository(root, SeriesError)
     applied = _exportable(repository)
     contents = _own_files(repository, applied, package) if own else None
-    if contents is None and (changed := compared.changes(repository)):
+    if contents is None and (changed := uncommitted.changes(repository)):
         raise SeriesError(_uncommitted(root, changed))
     there = formatting.split(repository, applied.base, contents)
     if not there.patches:
@@ -168,7 +168,7 @@ def _own_files(repository: Repository, applied: Applied, package: str | None) ->
     """
     root = repository.root
     theirs = frozenset(repository.files(ground.upstream_of(repository, applied.base)))
-    listed = compared.differences(repository)
+    listed = uncommitted.differences(repository)
     if changed := [line for line in listed if line[3:] in theirs]:
         raise SeriesError(_uncommitted(root, "\n".join(changed)))
     if strange := [line[3:] for line in listed if not own_files.is_ours_to_touch(line[3:], package)]:
@@ -176,7 +176,7 @@ def _own_files(repository: Repository, applied: Applied, package: str | None) ->
             f"{root} has files that no build reads ({own_files.where_ours(package)}): {', '.join(strange)}. "
             "Delete them, or move them out of the tree."
         )
-    if not listed and (told := compared.changes(repository)):  # in the index alone
+    if not listed and (told := uncommitted.changes(repository)):  # in the index alone
         raise SeriesError(_uncommitted(root, told))
     gone = {line[3:] for line in listed if line.startswith(" D")}
     names = {*repository.files("HEAD"), *(line[3:] for line in listed)} - theirs - gone

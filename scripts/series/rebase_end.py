@@ -16,16 +16,16 @@ from scripts.base import files
 from scripts.base.errors import ActionNeeded, GuardError, SeriesError
 from scripts.base.fetch import sha256
 from scripts.series import (
+    affected_kernels,
     changes,
-    compared,
     export,
     formatting,
     ground,
     guards,
     lint,
     model,
-    reach,
     rebase_upstream,
+    uncommitted,
 )
 from scripts.series import own as own_files
 from scripts.series import tree as work_tree
@@ -50,7 +50,7 @@ def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Re
         ActionNeeded: a person must amend something first; nothing was written unless the message says so.
     """
     repository = folder.repository
-    operation = work_tree.in_progress(folder.source) or compared.changes(repository)
+    operation = work_tree.in_progress(folder.source) or uncommitted.changes(repository)
     if operation:
         raise ActionNeeded(
             f"{folder.source} is not finished ({operation}); commit or finish it there, then {GO_ON}."
@@ -226,7 +226,7 @@ def _report(folder: Folder, state: State, submodule: str) -> Report:
     )
     old, new = f"{state.old_base}..{state.tip}", f"{state.new_base}..HEAD"
     range_diff = repository.run("range-diff", "--no-color", "--creation-factor=90", old, new, writes=False)
-    touched = reach.kernels(repository, state.tip, repository.resolve("HEAD"))
+    touched = affected_kernels.kernels(repository, state.tip, repository.resolve("HEAD"))
     return Report(
         old=state.old_pin.version,
         new=state.new_pin.version,

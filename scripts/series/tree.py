@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console, files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import carry, compared, edit_state, ground, replaced
+from scripts.series import carry, edit_state, ground, kept_commits, uncommitted
 from scripts.series.marker import pin_key, read_marker, write_marker
 from scripts.series.places import command
 
@@ -127,7 +127,7 @@ def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     root = repository.root
     if told := unfinished(root):
         return told
-    if changed := compared.changes(repository):
+    if changed := uncommitted.changes(repository):
         return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
     head, known = repository.resolve("HEAD"), applied.commit
     ahead = repository.run("log", "--format=    %h %s", head, "--branches", f"^{known}", writes=False)
@@ -236,7 +236,7 @@ def _put_in_place(work: Path, root: Path) -> None:
     if not root.exists():
         work.replace(root)
         return
-    place = replaced.keep_commits(Repository(work, SeriesError), root)
+    place = kept_commits.keep_commits(Repository(work, SeriesError), root)
     files.exchange(work, root)
     console.note(f"{root} was made anew; the commits that it had are kept there as {place}")
 

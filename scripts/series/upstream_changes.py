@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripts.series import public, relied, upstream_report
+from scripts.series import public_functions, relied_functions, upstream_report
 from scripts.series.upstream_report import Listing, Signature, UpstreamChanges
 from scripts.source import build_script, kernel_set
 
@@ -38,7 +38,7 @@ def compare(
     repository, bases = space.repository, (space.old_base, space.new_base)
     scripts = [build_script.read(_read(repository, base, "setup.py")) for base in bases]
     manifests = [_read(repository, base, "MANIFEST.in").decode("utf-8").splitlines() for base in bases]
-    touched = relied.touched(space, patches)
+    touched = relied_functions.touched(space, patches)
     files = _files(space, upstream_report.folder(package))
     there = repository.files(space.new_base, f"{kernel_set.FOLDER}/")
     return UpstreamChanges(
@@ -48,7 +48,7 @@ def compare(
         manifest=_listing(*manifests),
         unknown_kernels=kernel_set.unknown(there),
         signatures=_signatures(space, package, touched),
-        relied=relied.changed(space, touched, git),
+        relied=relied_functions.changed(space, touched, git),
     )
 
 
@@ -97,19 +97,19 @@ def _bases(space: Workspace) -> tuple[str, str]:
 
 
 def _public(
-    repository: Repository, commit: str, package: str | None, touched: Mapping[str, relied.Touched]
-) -> dict[str, public.Called]:
+    repository: Repository, commit: str, package: str | None, touched: Mapping[str, relied_functions.Touched]
+) -> dict[str, public_functions.Called]:
     def read(path: str) -> bytes:
         return _read(repository, commit, path)
 
     if package is None:
-        return public.of_extension(read)
+        return public_functions.of_extension(read)
     words: frozenset[str] = frozenset().union(*(t.python for t in touched.values()))
-    return public.of_package(package, read, words)
+    return public_functions.of_package(package, read, words)
 
 
 def _signatures(
-    space: Workspace, package: str | None, touched: Mapping[str, relied.Touched]
+    space: Workspace, package: str | None, touched: Mapping[str, relied_functions.Touched]
 ) -> tuple[Signature, ...]:
     old, new = (_public(space.repository, commit, package, touched) for commit in _bases(space))
     changed = []
@@ -135,7 +135,7 @@ def _signatures(
     return tuple(changed)
 
 
-def _names(patch: relied.Touched, file: str, name: str, called: str) -> bool:
+def _names(patch: relied_functions.Touched, file: str, name: str, called: str) -> bool:
     """Whether lines that a patch adds name a function: as Python calls it, or C++ does."""
     method = f".{called.rsplit('.', 1)[-1]}"
     if file == build_script.BINDING:

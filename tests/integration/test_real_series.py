@@ -15,7 +15,7 @@ import pytest
 from scripts.base.errors import ActionNeeded, SeriesError
 from scripts.base.git import Repository
 from scripts.base.layout import cache
-from scripts.series import changes, export, forecast, guards, lint, model, public, tree
+from scripts.series import changes, export, forecast, guards, lint, model, public_functions, tree
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import kernel_set, matrix, releases, upstream
@@ -100,7 +100,7 @@ def test_public_functions_of_a_python_upstream_are_found_in_every_release() -> N
         read = releases.find(
             loaded, version, NO_SUBMODULE, cache("sdist"), upstream.Source.SDIST
         ).checkout.read
-        seen.append(public.of_package(loaded.upstream.package, read, {"_bwd_postprocess_convert"}))
+        seen.append(public_functions.of_package(loaded.upstream.package, read, {"_bwd_postprocess_convert"}))
     users = ("flash_attn.cute.flash_attn_func", "flash_attn.cute.flash_attn_varlen_func")
     private = "flash_attn.cute.interface._bwd_postprocess_convert"
     assert {tuple(found) for found in seen} == {(*users, private)}

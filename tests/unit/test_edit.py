@@ -14,7 +14,7 @@ import pytest
 from scripts.base import files, layout
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import compared, edit, edit_state, export, model, move, tree
+from scripts.series import edit, edit_state, export, model, move, tree, uncommitted
 from scripts.series.edit import Editing
 from tests.unit import forked
 from tests.unit.conftest import (
@@ -60,7 +60,7 @@ def state(root: Path) -> tuple[str, ...]:
     repository = Repository(root, SeriesError)
     refs = repository.run("for-each-ref", "--format=%(refname) %(objectname)", "refs/heads", writes=False)
     head = (root / ".git/HEAD").read_text()
-    return head, refs, repository.resolve("HEAD"), *compared.differences(repository)
+    return head, refs, repository.resolve("HEAD"), *uncommitted.differences(repository)
 
 
 def change(root: Path, old: str, new: str) -> None:

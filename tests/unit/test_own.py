@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scripts.base import layout
 from scripts.base.errors import ActionNeeded, SeriesError
 from scripts.base.git import Repository
-from scripts.series import changes, export, ground, lint, model, own, reach, tree
+from scripts.series import affected_kernels, changes, export, ground, lint, model, own, tree
 from scripts.series.rebase import Rebase
 from scripts.source import matrix
 from scripts.source.releases import Release
@@ -383,7 +383,7 @@ def test_an_abort_takes_back_our_files_that_the_end_wrote(
 
     rebase = Rebase(repository, repository / "build/rebase")
     with monkeypatch.context() as during:
-        during.setattr(reach, "kernels", killed)
+        during.setattr(affected_kernels, "kernels", killed)
         with pytest.raises(KeyboardInterrupt):
             rebase.proceed()
     assert held(repository / "fork/flash-attn") == {

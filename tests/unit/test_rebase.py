@@ -16,7 +16,7 @@ import pytest
 from scripts.base import files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import changes, export, lint, model, move, reach
+from scripts.series import affected_kernels, changes, export, lint, model, move
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.source import matrix, pin
@@ -467,7 +467,7 @@ def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Pa
 def test_an_edit_between_two_runs_that_finish_is_neither_taken_nor_lost(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reach, "kernels", interrupted)
+    monkeypatch.setattr(affected_kernels, "kernels", interrupted)
     with pytest.raises(KeyboardInterrupt):
         start(repository, MOVED)
     path = repository / "wheel_matrix.toml"
@@ -481,7 +481,7 @@ def test_a_patch_may_be_amended_between_two_runs_that_finish(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as during:
-        during.setattr(reach, "kernels", interrupted)
+        during.setattr(affected_kernels, "kernels", interrupted)
         with pytest.raises(KeyboardInterrupt):
             start(repository, MOVED)
     source = repository / "build/rebase/source"
@@ -504,7 +504,7 @@ def test_an_abort_that_was_interrupted_can_be_repeated(
         write(path, content)
 
     with monkeypatch.context() as during:
-        during.setattr(reach, "kernels", interrupted)
+        during.setattr(affected_kernels, "kernels", interrupted)
         with pytest.raises(ActionNeeded):
             start(repository, UPSTREAM)
         with pytest.raises(KeyboardInterrupt):
@@ -530,7 +530,7 @@ def test_abort_takes_back_what_a_rebase_wrote_and_nothing_that_a_person_did(
         user(repository, "commit", "--quiet", "-m", "submodule")
     before = snapshot(repository)
     with monkeypatch.context() as during:
-        during.setattr(reach, "kernels", interrupted)
+        during.setattr(affected_kernels, "kernels", interrupted)
         with pytest.raises(KeyboardInterrupt):
             start(repository, MOVED, commit="b" * 40)
     assert staged_submodule(repository) == ["b" * 40]

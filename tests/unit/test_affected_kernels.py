@@ -7,7 +7,7 @@ import pytest
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import model, reach, tree
+from scripts.series import affected_kernels, model, tree
 from scripts.source import kernel_set
 from tests.unit.conftest import BASE, PIN, ROOT, Make, TreeOf, checkout_of
 
@@ -44,18 +44,20 @@ SERIES = (
 
 
 @pytest.fixture
-def reached(make_series: Make, tree_of: TreeOf) -> list[reach.Reach]:
+def reached(make_series: Make, tree_of: TreeOf) -> list[affected_kernels.Reach]:
     whole = model.read(make_series(*SERIES, base=FILES))
     applied = tree_of(whole, FILES)
     repository = Repository(applied.root, SeriesError)
     commits = repository.commits(applied.base, applied.commit)
     return [
-        reach.reach(repository, applied.base, commit, patch, ROOT)
+        affected_kernels.reach(repository, applied.base, commit, patch, ROOT)
         for commit, patch in zip(commits, whole.patches, strict=True)
     ]
 
 
-def test_lines_are_those_of_the_release_whatever_patches_before_moved(reached: list[reach.Reach]) -> None:
+def test_lines_are_those_of_the_release_whatever_patches_before_moved(
+    reached: list[affected_kernels.Reach],
+) -> None:
     assert [found.upstream for found in reached] == [
         (f"{SRC}/launch.h:3-4",),
         (f"{SRC}/launch.h:19-21",),
@@ -65,13 +67,13 @@ def test_lines_are_those_of_the_release_whatever_patches_before_moved(reached: l
     assert [found.own for found in reached] == [(), (f"{SRC}/fork.h",), (), ("flash_attn/fork.py",)]
 
 
-def test_kernel_files_are_those_that_include_what_changed(reached: list[reach.Reach]) -> None:
+def test_kernel_files_are_those_that_include_what_changed(reached: list[affected_kernels.Reach]) -> None:
     assert [found.kernels for found in reached] == [(KERNEL,), (KERNEL,), (KERNEL,), ()]
     assert [found.binding for found in reached] == [True] * 4
 
 
 def test_tests_are_those_of_guards_and_message(
-    reached: list[reach.Reach], make_series: Callable[..., Path], tmp_path: Path
+    reached: list[affected_kernels.Reach], make_series: Callable[..., Path], tmp_path: Path
 ) -> None:
     assert [found.tests for found in reached] == [
         (),
@@ -86,12 +88,12 @@ def test_tests_are_those_of_guards_and_message(
     path.write_text(
         path.read_text().replace(
             "nothing else does.",
-            "nothing else does.\n\nSee tests/emulator, tests/absent.py and tests/unit/test_reach.py.",
+            "nothing else does.\n\nSee tests/emulator, tests/absent.py and tests/unit/test_affected_kernels.py.",
         )
     )
     whole = model.read(patches)
     applied = tree.apply(whole, PIN, checkout_of(FILES), folder / "source")
-    found = reach.reach(
+    found = affected_kernels.reach(
         Repository(applied.root, SeriesError), applied.base, applied.commit, whole.patches[0], ROOT
     )
-    assert found.tests == ("tests/emulator", "tests/unit/test_reach.py")
+    assert found.tests == ("tests/emulator", "tests/unit/test_affected_kernels.py")

@@ -6,7 +6,7 @@ import pytest
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import compared, export, model, tree
+from scripts.series import export, model, tree, uncommitted
 from tests.unit.conftest import EDITED_SETUP, PIN, apply, write_files
 
 
@@ -38,7 +38,7 @@ def test_what_git_status_does_not_show_is_no_clean_tree(
     repository = Repository(applied.root, SeriesError)
     hide(repository)
     assert repository.run("status", "--porcelain") == "", "or the case is none"
-    assert compared.differences(repository) == [line]
+    assert uncommitted.differences(repository) == [line]
     assert tree.reusable(series, PIN, applied.root) is None
     with pytest.raises(SeriesError, match=r"in no patch:\n.*(setup\.py|mine\.h)\ngit status does not show"):
         apply(series, applied.root)
@@ -57,7 +57,7 @@ def test_what_git_status_does_not_show_outlives_a_reset(
     repository = Repository(applied.root, SeriesError)
     kept = repository.run("for-each-ref", "--format=%(refname)", "refs/replaced", writes=False).split()
     assert repository.read(f"{next(ref for ref in kept if 'uncommitted' in ref)}:{name}") == mine
-    assert compared.differences(repository) == []
+    assert uncommitted.differences(repository) == []
 
 
 def test_files_are_compared_by_name_mode_and_bytes(applied: tree.Tree) -> None:
@@ -68,10 +68,10 @@ def test_files_are_compared_by_name_mode_and_bytes(applied: tree.Tree) -> None:
     repository.run("add", "--all")
     repository.run("commit", "--quiet", "-m", "more")
     assert (root / "setup.py").read_text() == EDITED_SETUP
-    assert compared.changes(repository) == ""
+    assert uncommitted.changes(repository) == ""
     (root / "setup.py").chmod(0o755)
     (root / "link").unlink()
     (root / "link").symlink_to("elsewhere")
     (root / "é/ü.py").unlink()
     (root / "flash_attn/empty").mkdir()
-    assert compared.differences(repository) == [" M link", " M setup.py", " D é/ü.py"]
+    assert uncommitted.differences(repository) == [" M link", " M setup.py", " D é/ü.py"]
