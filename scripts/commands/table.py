@@ -61,7 +61,12 @@ COMMANDS = (
     ),
     Command("matrix", "List the targets, or render the workflow that builds them", Group.WHEELS),
     Command("archs", "Check which compute capabilities may share PTX", Group.LAB),
-    Command("compare", "Say what a patch does to kernels' machine code", Group.LAB),
+    Command(
+        "compare",
+        "Say what a patch does to kernels' machine code, or in which kernels two wheels differ",
+        Group.LAB,
+        option_dependencies={"--wheels": "comparing"},
+    ),
     Command(
         "bench",
         "Measure the kernels on this machine's GPU, or the build (bench -- build), beside upstream's",

@@ -37,13 +37,16 @@ class Family:
     code: int  # bytes of instructions
 
 
+def pieces(extension: bytes) -> Iterator[objects.Entry]:
+    """The pieces of an extension's code for GPUs; none where it has none."""
+    section = ELFFile(io.BytesIO(extension)).get_section_by_name(".nv_fatbin")
+    return iter(()) if section is None else objects.entries(section.data())
+
+
 def families(extension: bytes) -> list[Family]:
     """The families in an extension; none where it holds no code for a GPU."""
-    section = ELFFile(io.BytesIO(extension)).get_section_by_name(".nv_fatbin")
-    if section is None:
-        return []
     sums: dict[tuple[str, str], Counter[str]] = {}
-    for entry in objects.entries(section.data()):
+    for entry in pieces(extension):
         kind = "sm" if entry.kind == objects.MACHINE_CODE else "compute"
         sizes = dict(_kernels(entry))
         count = sums.setdefault((f"{kind}_{entry.architecture}", family(list(sizes))), Counter())
@@ -54,19 +57,24 @@ def families(extension: bytes) -> list[Family]:
     ]
 
 
-def _kernels(entry: objects.Entry) -> Iterator[tuple[str, int]]:
-    """Name and size of each kernel of a piece; none of PTX, or where it cannot be unpacked."""
+def cubin(entry: objects.Entry) -> ELFFile | None:
+    """A piece's machine code; None where it is PTX, or packed in another way."""
     content = entry.content
     if entry.kind != objects.MACHINE_CODE:
-        return
+        return None
     if content.startswith(_ZSTD_MAGIC):
         unpacker = zstandard.ZstdDecompressor().decompressobj()  # padding follows the frame
         content = unpacker.decompress(content)
     try:
-        cubin = ELFFile(io.BytesIO(content))
+        return ELFFile(io.BytesIO(content))
     except ELFError:
-        return
-    for name, text in objects.texts(cubin).items():
+        return None
+
+
+def _kernels(entry: objects.Entry) -> Iterator[tuple[str, int]]:
+    """Name and size of each kernel of a piece; none of PTX, or where it cannot be unpacked."""
+    elf = cubin(entry)
+    for name, text in objects.texts(elf).items() if elf else ():
         yield name, len(text)
 
 

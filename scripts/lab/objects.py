@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from elftools.elf.elffile import ELFFile
+from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
 from scripts.base.errors import CompileError
@@ -23,6 +25,9 @@ _LOAD, _STORE, _OPCODE = 0x983, 0x387, 0xFFF
 _WIDTHS = (1, 1, 2, 2, 4, 8, 16)
 # Of .nv.info: the attributes that give a kernel's registers and the size of its stack frame.
 _REGISTERS, _FRAME, _WITH_SIZE = 0x2F, 0x11, 4
+_PARAMETERS = 0x0A  # of .nv.info.KERNEL: where its parameters lie
+# Bank 0 has the parameters, which hold nothing before a launch.
+_OF_KERNEL = re.compile(r"\.(text|rela?\.text|nv\.info|nv\.shared|nv\.constant[1-9]\d*)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -123,37 +128,103 @@ class Code:
         return f"{self.instructions} ({self.registers} registers, {memory})"
 
 
+def _attributes(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Of a section .nv.info: each attribute that has two words, and these."""
+    at = 0
+    while at < len(data):
+        kind, attribute, size = struct.unpack_from("<BBH", data, at)
+        if kind == _WITH_SIZE and size >= 8:
+            yield attribute, *struct.unpack_from("<II", data, at + 4)
+        at += 4 + (size if kind == _WITH_SIZE else 0)
+
+
 def _info(elf: ELFFile) -> dict[str, dict[int, int]]:
     """By kernel: the attributes of .nv.info that have a value for it."""
     section, symbols = elf.get_section_by_name(".nv.info"), elf.get_section_by_name(".symtab")
     attributes: dict[str, dict[int, int]] = {}
     if section is None or not isinstance(symbols, SymbolTableSection):
         return attributes
-    data = section.data()
-    at = 0
-    while at < len(data):
-        kind, attribute, size = struct.unpack_from("<BBH", data, at)
-        if kind == _WITH_SIZE and size >= 8:
-            symbol, value = struct.unpack_from("<II", data, at + 4)
-            attributes.setdefault(symbols.get_symbol(symbol).name, {})[attribute] = value
-        at += 4 + (size if kind == _WITH_SIZE else 0)
+    for attribute, symbol, value in _attributes(section.data()):
+        attributes.setdefault(symbols.get_symbol(symbol).name, {})[attribute] = value
     return attributes
+
+
+def codes(cubin: ELFFile) -> dict[str, Code]:
+    """The kernels of a piece of machine code, by their mangled names."""
+    info = _info(cubin)
+    found: dict[str, Code] = {}
+    for name, text in texts(cubin).items():
+        local = {_LOAD: 0, _STORE: 0}
+        for low, high in struct.iter_unpack("<QQ", text):
+            if low & _OPCODE in local:
+                local[low & _OPCODE] += _WIDTHS[min(high >> 9 & 7, len(_WIDTHS) - 1)]
+        own = info.get(name, {})
+        found[name] = Code(
+            len(text) // 16, own.get(_REGISTERS, 0), own.get(_FRAME, 0), local[_STORE], local[_LOAD], text
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Executed:
+    """All of a kernel that a GPU runs."""
+
+    text: bytes
+    beside: str  # registers, stack, shared memory, constants, and what is filled in when it is loaded
+    parameters: range  # where its parameters lie in constant bank 0, in bytes
+
+
+def executed(cubin: ELFFile) -> dict[str, Executed]:
+    """The kernels of a piece of machine code, by their mangled names; whatever their names say elsewhere."""
+    info = _info(cubin)
+    code: dict[str, bytes] = {}
+    parameters: dict[str, range] = {}
+    beside: dict[str, list[object]] = {}
+    for section in cubin.iter_sections():
+        found = _OF_KERNEL.fullmatch(section.name)
+        if not found:
+            continue
+        kind, name = found.groups()
+        told = beside.setdefault(name, [])
+        if kind == "text":
+            code[name] = section.data()
+        elif kind == "nv.info":
+            parameters[name] = _parameters(section.data())
+        elif isinstance(section, RelocationSection):
+            told += [(kind, *fields) for fields in _filled_in(cubin, section, name)]
+        else:
+            told.append((kind, section["sh_size"], None if kind == "nv.shared" else section.data()))
+    return {
+        name: Executed(
+            text,
+            repr((sorted(beside[name], key=repr), [info.get(name, {}).get(a) for a in (_REGISTERS, _FRAME)])),
+            parameters.get(name, range(0)),
+        )
+        for name, text in code.items()
+    }
+
+
+def _filled_in(cubin: ELFFile, section: RelocationSection, kernel: str) -> Iterator[tuple[object, ...]]:
+    symbols = cubin.get_section(section["sh_link"])
+    if isinstance(symbols, SymbolTableSection):
+        for one in section.iter_relocations():
+            symbol = symbols.get_symbol(one["r_info_sym"]).name.replace(kernel, "*")
+            yield one["r_offset"], one["r_info_type"], one.entry.get("r_addend"), symbol
+
+
+def _parameters(data: bytes) -> range:
+    for attribute, _, place in _attributes(data):
+        if attribute == _PARAMETERS:
+            start, size = place & 0xFFFF, place >> 16
+            return range(start, start + size)
+    return range(0)
 
 
 def read_kernels(item: Path, architecture: str) -> dict[str, Code]:
     """The kernels of an object that is not packed, by their mangled names."""
-    codes: dict[str, Code] = {}
-    for capability, cubin in cubins(item):
-        if capability != architecture:
-            continue
-        info = _info(cubin)
-        for name, text in texts(cubin).items():
-            local = {_LOAD: 0, _STORE: 0}
-            for low, high in struct.iter_unpack("<QQ", text):
-                if low & _OPCODE in local:
-                    local[low & _OPCODE] += _WIDTHS[min(high >> 9 & 7, len(_WIDTHS) - 1)]
-            own = info.get(name, {})
-            codes[name] = Code(
-                len(text) // 16, own.get(_REGISTERS, 0), own.get(_FRAME, 0), local[_STORE], local[_LOAD], text
-            )
-    return codes
+    return {
+        name: code
+        for capability, cubin in cubins(item)
+        if capability == architecture
+        for name, code in codes(cubin).items()
+    }

@@ -13,7 +13,9 @@ import pytest
 from scripts.base import layout
 from scripts.lab import compare, objects
 from scripts.source import matrix
+from scripts.wheels.compiling import flags
 from scripts.wheels.toolchain import compilers
+from tests.unit.conftest import whole_wheel
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -25,6 +27,17 @@ __global__ void local(float *data, const int *order) {
     for (int n = 0; n < 24; ++n) { all[order[n]] = data[n]; }
     for (int n = 0; n < 24; ++n) { data[threadIdx.x * 24 + n] = all[order[n + 24]]; }
 }
+"""
+
+
+# Fields lie elsewhere by MORE, and are used otherwise by SWAPPED.
+PARAMETERS = """
+struct Params { MORE float *out; float *in; long stride; int rows; bool masked; unsigned short step; };
+__global__ void flash_NAME_kernel(Params p) {
+    const long row = blockIdx.x;
+    if (p.masked && row < p.rows) { p.SWAPPED[row * p.stride] += p.in[threadIdx.x * p.step]; }
+}
+__global__ void flash_other_kernel(float *data) { data[threadIdx.x] *= 2.f; }
 """
 
 
@@ -96,3 +109,37 @@ def test_kernels_that_include_torch_are_not_compared() -> None:
     said = "kernel files include torch until Keep-torch-out-of-the-kernels.patch; compare patches that come after it."
     assert said in done.stderr
     assert not list((ROOT / "build").glob("compare-*"))
+
+
+def test_wheels_whose_parameters_moved_and_whose_kernels_have_other_names(tmp_path: Path) -> None:
+    tools = compilers.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=False)
+
+    def wheel(folder: str, **words: str) -> Path:
+        source, item = tmp_path / f"{folder}.cu", tmp_path / f"{folder}.so"
+        text = PARAMETERS
+        for word in ("MORE", "NAME", "SWAPPED"):
+            text = text.replace(word, words.get(word, {"NAME": "old", "SWAPPED": "out"}.get(word, "")))
+        source.write_text(text, encoding="utf-8")
+        targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ("80", "90", "120")]
+        options = [f"-ccbin={tools.cxx}", "-Xcompiler=-fPIC", "-shared", *flags.COMPRESS, *targets]
+        subprocess.run([tools.toolkit.nvcc, *options, source, "-o", item], check=True)
+        return whole_wheel(tmp_path / folder, more={"flash_attn_2_cuda.so": item.read_bytes()})
+
+    def compared(old: Path, new: Path, *options: str) -> tuple[int, dict[str, list[str]]]:
+        command = [sys.executable, "-m", "scripts", "compare", "--json", "--wheels", str(old), str(new)]
+        done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 1), done.stderr
+        told = json.loads(done.stdout)["kernels"]
+        kinds = ("renamed", "moved", "changed", "gone")
+        return done.returncode, {k: sorted(one["architecture"] for one in told[k]) for k in kinds if told[k]}
+
+    every = ["120", "80", "90"]
+    old, moved = wheel("old"), wheel("moved", MORE="const int *more; bool own;")
+    assert compared(old, old) == (0, {})
+    assert compared(old, moved) == (1, {"changed": every})
+    assert compared(old, moved, "--ignore-offsets") == (0, {"moved": every})
+    both = wheel("both", MORE="const int *more;", NAME="new")
+    assert compared(old, both, "--ignore-offsets") == (1, {"gone": every})
+    assert compared(old, both, "--ignore-names", "--ignore-offsets") == (0, {"moved": every})
+    assert compared(old, wheel("named", NAME="new"), "--ignore-names") == (0, {"renamed": every})
+    assert compared(old, wheel("used", SWAPPED="in"), "--ignore-offsets") == (1, {"changed": every})

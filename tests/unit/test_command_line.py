@@ -156,6 +156,13 @@ def test_what_goes_wrong_is_one_line_and_a_status(
             ["compare", "--patch", "3", "--through", "2"],
             "--through 2: that patch comes before Stay-inside-tensors",
         ),
+        (["compare", "--wheels", "a.whl"], "expected 2 arguments"),
+        (["compare", "--wheels", "a.whl", "b.whl"], "a.whl does not exist"),
+        (
+            ["compare", "--wheels", "a.whl", "b.whl", "--arch", "90"],
+            "--arch is for patches: --wheels compares",
+        ),
+        (["compare", "--ignore-names"], "--ignore-names and --ignore-offsets are for --wheels"),
         (["build", "--targets", "x"], "usage: nox -s build -- [-h]"),
         (["build", "--targets", "x"], "unrecognized arguments: --targets x"),
         (["bild"], "invalid choice: 'bild'"),

@@ -51,6 +51,7 @@ def test_the_groups_that_commands_and_developers_need_are_there() -> None:
     needed |= {group for entry in COMMANDS for group in entry.option_dependencies.values()}
     assert needed == {
         "cluster",
+        "comparing",
         "containers",
         "cpp",
         "guards",
