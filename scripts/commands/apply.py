@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console
 from scripts.commands import arguments
 from scripts.series import clone
+from scripts.wheels.compiling import editors
 
 if TYPE_CHECKING:
     import argparse
@@ -31,6 +32,8 @@ def _run(options: argparse.Namespace) -> None:
     loaded = arguments.chosen(options)
     count = None if options.to is None else clone.series(loaded).named(options.to) + 1
     patches, applied = clone.apply(loaded, options.source, count=count, reset=options.reset)
+    if written := editors.write(loaded, patches, applied):
+        console.note(f"for editors: {written}")
     if options.json:
         names = [p.name for p in patches.patches]
         console.result(

@@ -181,7 +181,6 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
             "Install it and set CUDA_HOME, or build in a container (--containers)."
         )
     folder = _shared_folder(target, shared)
-    root = folder if target.assembled else folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
     origin = (
         f"{target.toolkit} from Debian and the package index"
         if target.assembled
@@ -194,15 +193,30 @@ def toolkit(target: Target, shared: Path, logs: Path) -> Toolkit:
                 debian.assemble(target.assembled, folder, logs / "cuda-toolkit.log")
             else:
                 _install_from_index(target, folder, logs / "cuda-toolkit.log")
-    nvcc = root / "bin/nvcc"
-    version = _nvcc_version(nvcc)
-    if version is None or version[0] != target.cuda:
+    if (kept := _kept(target, folder, f"{origin} ({reason}), in {folder}")) is None:
         raise ToolchainError(
             f"CUDA {origin} has no nvcc {target.cuda}; is {folder} damaged? Delete it and build again."
         )
-    return Toolkit(
-        nvcc, *version, (root / "include",), f"{origin} ({reason}), in {folder}", _takes_seed(nvcc)
-    )
+    return kept
+
+
+def _kept(target: Target, folder: Path, why: str) -> Toolkit | None:
+    """The toolkit in a folder that every clone shares; None where it is none of the target's release."""
+    root = folder if target.assembled else folder / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
+    nvcc = root / "bin/nvcc"
+    version = _nvcc_version(nvcc)
+    if version is None or version[0] != target.cuda:
+        return None
+    return Toolkit(nvcc, *version, (root / "include",), why, _takes_seed(nvcc))
+
+
+def there(target: Target) -> Toolkit | None:
+    """The toolkit that a build would take; None where one would be installed, or none can be had."""
+    installed = installed_toolkit(target.cuda)[0]
+    if installed is not None or target.toolkit is None:
+        return installed
+    folder = _shared_folder(target, layout.cache("toolkit"))
+    return _kept(target, folder, f"kept in {folder}")
 
 
 def host_compiler() -> Path:
@@ -257,8 +271,6 @@ def out_of_reach(target: Target) -> bool:
 
 def present(target: Target, build: Path) -> Toolchain | None:
     """What compiles a target's kernels, where nothing need be installed for that."""
-    if installed_toolkit(target.cuda)[0] is None and (
-        target.toolkit is None or not _shared_folder(target, layout.cache("toolkit")).is_dir()
-    ):
+    if there(target) is None:
         return None
     return assemble(target, None, build, cache=True)
