@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from scripts.base import console, files, layout
-from scripts.base.errors import UsageError
+from scripts.base.errors import SeriesError, UsageError
+from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import clone, export, places, rebase_state
+from scripts.series import branches, clone, export, places, rebase_state
 from scripts.source import upstream
 
 if TYPE_CHECKING:
@@ -26,10 +28,32 @@ def add(commands: Any) -> None:
         action="store_true",
         help="write nothing; fail where patches/ is not what build/source says",
     )
+    parser.add_argument(
+        "--branch",
+        action=arguments.Once,
+        metavar="NAME",
+        help="write nothing to patches/: make a branch in build/source's repository, of upstream, and of "
+        "fork/ and patches/ as they lie in this clone",
+    )
+    parser.add_argument(
+        "--patch",
+        action=arguments.Once,
+        metavar="PATCH",
+        help="with --branch: of this patch alone, on upstream's commit (its place, or a part of its name)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="with --branch: replace a branch that has other commits"
+    )
+    arguments.add_source(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.branch is not None:
+        _branch(arguments.chosen(options), options)
+        return
+    if options.patch or options.force:
+        raise UsageError("--patch and --force are for --branch.")
     every = arguments.every_chosen(options) if options.check else (arguments.chosen(options),)
     done = [_export(loaded, options) for loaded in every]
     if options.json:
@@ -63,6 +87,36 @@ def _export(loaded: Matrix, options: argparse.Namespace) -> export.Exported:
         f"{'are' if loaded.table.own else 'is'} what build/{place.source.name} says."
     )
     return done
+
+
+def _branch(loaded: Matrix, options: argparse.Namespace) -> None:
+    """Make a branch of the series, or of a patch."""
+    if options.check:
+        raise UsageError("--branch writes nothing to patches/; leave --check out.")
+    place = places.of(loaded)
+    if not place.source.exists():
+        clone.apply(loaded, options.source)
+    checkout = upstream.pinned(loaded.upstream, options.source)
+    with files.alone(layout.BUILD), clone.view(loaded, options.source) as (patches, applied):
+        asked = branches.Asked(options.branch, options.patch, options.force)
+        theirs = layout.UPSTREAM if checkout.source is upstream.Source.GIT else None
+        made = branches.make(
+            Repository(place.source, SeriesError), patches, applied, asked, theirs, loaded.upstream
+        )
+    if options.json:
+        console.result(asdict(made))
+    where = f"build/{place.source.name}"
+    count = f"{made.commits} commit{'s' if made.commits != 1 else ''} on {made.upstream[:12]}"
+    kept = "" if made.changed else ", as it was"
+    console.done(
+        f"{made.name} in {where}: {count}, the last {made.commit[:12]}{kept}. "
+        f"Push it: git -C {where} push URL {made.name}"
+    )
+    if theirs is None:
+        console.warn(
+            f"{made.upstream[:12]} is a commit of the sdist's files, and none of upstream's: a branch for a "
+            "pull request there needs --source git, and so the submodule."
+        )
 
 
 def _files_in_words(done: export.Exported) -> str:

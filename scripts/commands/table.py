@@ -122,7 +122,7 @@ COMMANDS = (
         Group.SERIES,
         module="edit",
     ),
-    Command("export", "Write the commits of build/source back to patches/", Group.SERIES),
+    Command("export", "Write the commits of build/source back to patches/, or make a branch", Group.SERIES),
     Command("patches", "List the patches: purpose, files, and which needs which", Group.SERIES),
     Command(
         "guards", "Run each patch's guard without and with the patch", Group.SERIES, dependencies="guards"

@@ -13,6 +13,9 @@ from scripts.base.git import Repository
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Where the last commit of a branch of the series is noted: what stands on it is somebody's work, and no more.
+PUBLISHED = "refs/published"
+
 
 def place(kind: str) -> str:
     """A ref that nothing has yet, by the time."""
@@ -75,4 +78,13 @@ def keep_commits(repository: Repository, old: Path) -> str:
         f"+refs/tags/*:{kept_under}/tags/*",
         "+refs/replaced/*:refs/replaced/*",
     )
+    _keep_published(repository, former)
     return kept_under
+
+
+def _keep_published(repository: Repository, former: Repository) -> None:
+    """Take over the branches of the series, with what stands on them."""
+    names = former.run("for-each-ref", "--format=%(refname:lstrip=2)", PUBLISHED, writes=False).split()
+    for name in names:
+        refs = (f"+refs/heads/{name}:refs/heads/{name}", f"+{PUBLISHED}/{name}:{PUBLISHED}/{name}")
+        repository.attempt("fetch", "--quiet", "--no-tags", str(former.root), *refs)

@@ -78,7 +78,11 @@ def only(stack: Sequence[Layer], keep: Callable[[str], bool]) -> list[Layer]:
 
 
 def write(
-    repository: Repository, upstream: str, contents: Mapping[str, bytes], stack: Sequence[Layer]
+    repository: Repository,
+    upstream: str,
+    contents: Mapping[str, bytes],
+    stack: Sequence[Layer],
+    like: str | None = None,
 ) -> tuple[str, str]:
     """Make a commit of our own files on upstream's, and these on it.
 
@@ -87,6 +91,7 @@ def write(
         upstream: the commit of upstream's files alone.
         contents: our own files.
         stack: what comes on them.
+        like: the commit whose author and date that of our own files has (default: upstream's).
 
     Returns:
         The ids of the ground, which is upstream's commit where we have no file, and of the last commit.
@@ -94,7 +99,7 @@ def write(
     parent = upstream
     told: list[bytes] = []
     if contents:
-        about, _ = _commit_object(repository, upstream)
+        about, _ = _commit_object(repository, like or upstream)
         message = own_files.COMMIT.encode() + b"\n"
         told += _commit(1, parent, about[b"author"], about[b"committer"], message)
         for name, content in contents.items():

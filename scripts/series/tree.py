@@ -130,7 +130,10 @@ def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     if changed := uncommitted.changes(repository):
         return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
     head, known = repository.resolve("HEAD"), applied.commit
-    ahead = repository.run("log", "--format=    %h %s", head, "--branches", f"^{known}", writes=False)
+    published = ("--not", f"--glob={replaced.PUBLISHED}/*")  # which were made of patches
+    ahead = repository.run(
+        "log", "--format=    %h %s", head, "--branches", f"^{known}", *published, writes=False
+    )
     if ahead:
         return f"{root} has commits that are in no patch:\n{ahead}"
     linked = "\n".join(f"    linked work tree {p.name}" for p in (root / ".git/worktrees").glob("*"))

@@ -151,6 +151,8 @@ def test_what_goes_wrong_is_one_line_and_a_status(
         (["bench", "fa4"], "bench -- fa4 takes figures: on a machine with a GPU and both wheels, run "),
         (["bench", "build", "--kernels", "hdim65"], "'hdim65' names no kernels"),
         (["bench", "build", "--python", "3.9"], "'3.9': choose from 3.10"),
+        (["export", "--branch", "b", "--check"], "--branch writes nothing to patches/; leave --check out"),
+        (["export", "--patch", "2"], "--patch and --force are for --branch"),
         (["compare", "--arch", "70"], "invalid choice: '70'"),
         (
             ["compare", "--patch", "3", "--through", "2"],
