@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
         )
     _show_wheels(found, files)
     if found.differs or files.differs:
-        raise BuildError(f"{new.path.name} differs from {old.path.name}: {_counted(found, files)}.")
+        raise BuildError(f"{new.path} differs from {old.path}: {_counted(found, files)}.")
     console.done(
         f"No kernel and no file differs{' but as was asked' if found.moved or found.renamed else ''}."
     )

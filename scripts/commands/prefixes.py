@@ -1,4 +1,4 @@
-"""``each`` and ``bisect``: run a command on upstream and after patches."""
+"""``each`` and ``bisect``: run a command on upstream and after patches, or compile after each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from scripts.base import console, layout
-from scripts.base.errors import SeriesError
+from scripts.base.errors import SeriesError, UsageError
 from scripts.commands import arguments
+from scripts.lab import prefix_kernels
 from scripts.series import clone, prefixes
+from scripts.source import kernel_set
 
 
 def add(commands: Any) -> None:
@@ -21,10 +23,33 @@ def add(commands: Any) -> None:
             "The command runs in the work tree, with FA2_PATCH and FA2_SOURCE set; status 125: "
             "cannot be tested.",
         )
-        parser.add_argument(
-            "--run", dest="run_command", metavar="CMD", type=_command, required=True, help="a shell command"
-        )
+        what = parser.add_mutually_exclusive_group(required=True)
+        what.add_argument("--run", dest="run_command", metavar="CMD", type=_command, help="a shell command")
+        if name == "each":
+            _add_compile(parser, what)
         parser.set_defaults(run=run)
+
+
+def _add_compile(parser: argparse.ArgumentParser, what: Any) -> None:
+    what.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile a kernel file of each pass after every patch, with the build's flags; what a build or "
+        "an earlier run compiled is kept",
+    )
+    parser.add_argument(
+        "--place",
+        action=arguments.Once,
+        metavar="PATCH",
+        help="after this patch alone (its place, or a part of its name)",
+    )
+    parser.add_argument(
+        "--kernels",
+        metavar="SET",
+        type=arguments.kernel_choice,
+        help=f"with --compile: these kernel files (default: {prefix_kernels.KERNELS})",
+    )
+    arguments.add_jobs(parser, "with --compile: compilers at once")
 
 
 def _command(text: str) -> str:
@@ -34,8 +59,23 @@ def _command(text: str) -> str:
 
 
 def _each(options: argparse.Namespace) -> None:
-    with clone.view(arguments.chosen(options), options.source) as (patches, applied):
-        runs = prefixes.each(patches, applied, options.run_command, layout.BUILD / "tmp")
+    loaded = arguments.chosen(options)
+    if not options.compile and (options.kernels or options.jobs):
+        raise UsageError("--kernels and --jobs are for --compile.")
+    if options.compile and loaded.table.kind == "python":
+        raise UsageError(f"--compile: of {loaded.name} nothing is compiled.")
+    with clone.view(loaded, options.source) as (patches, applied):
+        if options.compile:
+            chosen = options.kernels or kernel_set.parse_kernels(prefix_kernels.KERNELS)
+            check = prefix_kernels.check(patches, applied.base, chosen, options.jobs)
+            first = 1
+        else:
+            check, first = prefixes.shell(options.run_command), 0
+        last = len(patches.patches)
+        if options.place:
+            first = last = patches.named(options.place) + 1
+        places = range(first, last + 1)
+        runs = prefixes.at(patches, applied, check, layout.BUILD / "tmp", places)
     if options.json:
         console.result([asdict(r) for r in runs])
     failed = [run for run in runs if not run.passed and run.status != prefixes.UNTESTABLE]
@@ -47,7 +87,9 @@ def _each(options: argparse.Namespace) -> None:
             f"it could not be tested (125) on {', '.join(untested)}; it passes on the other "
             f"{len(runs) - len(untested)}."
         )
-    console.done(f"It passes on upstream and after every one of the {len(patches.patches)} patches.")
+    where = f"after every one of the {len(patches.patches)} patches"
+    where = f"after {runs[0].patch}" if options.place else where
+    console.done(f"It passes {where if first else f'on upstream and {where}'}.")
 
 
 def _bisect(options: argparse.Namespace) -> None:

@@ -129,7 +129,9 @@ COMMANDS = (
     ),
     Command("forecast", "Say what becomes of the patches on other releases of upstream", Group.SERIES),
     Command("rebase", "Move the series to another release of upstream", Group.SERIES, dependencies="guards"),
-    Command("each", "Run a command after every patch", Group.SERIES, module="prefixes"),
+    Command(
+        "each", "Run a command after every patch, or compile kernel files", Group.SERIES, module="prefixes"
+    ),
     Command("bisect", "Find the first patch with which a command fails", Group.SERIES, module="prefixes"),
     Command("timings", "Time the series' commands beside git am", Group.LAB),
     Command("changes", "Render CHANGES.md from the patches", Group.SERIES),

@@ -140,6 +140,12 @@ class Request:
     jobs: int | None = None
 
 
+def includes_torch(root: Path) -> bool:
+    """Whether a tree's kernel files include torch's headers, as upstream's do."""
+    parameters = (root / "csrc/flash_attn/src/flash.h").read_text(encoding="utf-8")
+    return "fork_runtime.h" not in parameters
+
+
 def differences(loaded: matrix.Matrix, first: int, last: int, request: Request) -> list[Difference]:
     """What the patches in these places of the series, and those between, do to each kernel file.
 
@@ -152,8 +158,7 @@ def differences(loaded: matrix.Matrix, first: int, last: int, request: Request) 
     with tempfile.TemporaryDirectory(dir=layout.BUILD, prefix="compare-") as folder:
         for count in (first, last + 1):
             _, applied = clone.apply(loaded, request.source, Path(folder) / str(count), count=count)
-            parameters = (applied.root / "csrc/flash_attn/src/flash.h").read_text(encoding="utf-8")
-            if "fork_runtime.h" not in parameters:
+            if includes_torch(applied.root):
                 raise UsageError(
                     f"kernel files include torch until {_FREE_OF_TORCH}; compare patches that come after it."
                 )

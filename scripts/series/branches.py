@@ -15,7 +15,7 @@ from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.series import ground, landed, restack
 from scripts.series import own as own_files
-from scripts.series.replaced import PUBLISHED
+from scripts.series.kept_commits import PUBLISHED
 
 if TYPE_CHECKING:
     from scripts.series.model import Series

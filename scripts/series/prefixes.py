@@ -1,4 +1,4 @@
-"""Run a command after every prefix of the series; find the patch at which it begins to fail."""
+"""Run a command, or another check, after every prefix of the series; find where it begins to fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts.base.errors import SeriesError, UsageError
 from scripts.base.git import Repository
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from scripts.series.model import Series
     from scripts.series.tree import Commits
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 UNTESTABLE = 125  # an exit status, as in git bisect run
 NOT_FOUND = 127
 _BASE = "base"  # upstream alone
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is asked of each prefix."""
+
+    what: str  # in words
+    run: Callable[[Path, str], int]  # takes a tree, and the name of its last patch; a status as a command's
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,24 @@ class Run:
         return "upstream itself, without any patch" if self.patch == _BASE else self.patch
 
 
-def _runner(series: Series, tree: Commits, command: str, folder: Path) -> Callable[[int], Run]:
+def shell(command: str) -> Check:
+    """A command as a user types it, which runs in the tree; one that is not there is an error."""
+
+    def run(folder: Path, name: str) -> int:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {
+            "FA2_PATCH": name,
+            "FA2_SOURCE": str(folder),
+        }
+        # A shell, because that is what a user types. Its output goes to stderr: stdout is ours, for --json.
+        status = subprocess.run(command, shell=True, cwd=folder, env=env, check=False, stdout=sys.stderr)  # noqa: S602
+        if status.returncode == NOT_FOUND:
+            raise UsageError(f"{command!r}: the shell did not find the command (127).")
+        return status.returncode
+
+    return Check(command, run)
+
+
+def _runner(series: Series, tree: Commits, check: Check, folder: Path) -> Callable[[int], Run]:
     names = [_BASE, *(p.name for p in series.patches)]
     origin = Repository(tree.root, SeriesError)
     commits = [tree.base, *origin.commits(tree.base, tree.commit)]
@@ -55,17 +80,9 @@ def _runner(series: Series, tree: Commits, command: str, folder: Path) -> Callab
     def run(place: int) -> Run:
         repository.run("checkout", "--quiet", "--force", "--detach", commits[place])
         repository.run("clean", "--quiet", "--force", "-d", "-x")
-        console.step(f"{names[place]}: {command}")
+        console.step(f"{names[place]}: {check.what}")
         started = time.monotonic()
-        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {
-            "FA2_PATCH": names[place],
-            "FA2_SOURCE": str(folder),
-        }
-        # A shell, because that is what a user types. Its output goes to stderr: stdout is ours, for --json.
-        done = subprocess.run(command, shell=True, cwd=folder, env=env, check=False, stdout=sys.stderr)  # noqa: S602
-        result = Run(names[place], done.returncode, time.monotonic() - started)
-        if result.status == NOT_FOUND:
-            raise UsageError(f"{command!r}: the shell did not find the command (127).")
+        result = Run(names[place], check.run(folder, names[place]), time.monotonic() - started)
         verdict = (
             "passes"
             if result.passed
@@ -79,11 +96,11 @@ def _runner(series: Series, tree: Commits, command: str, folder: Path) -> Callab
     return run
 
 
-def each(series: Series, tree: Commits, command: str, build: Path) -> list[Run]:
-    """Run it on upstream alone and after each patch."""
+def at(series: Series, tree: Commits, check: Check, build: Path, places: Sequence[int]) -> list[Run]:
+    """Check prefixes of these lengths: 0 is upstream with our own files, and no patch."""
     with _workspace(build) as folder:
-        run = _runner(series, tree, command, Path(folder) / "source")
-        return [run(place) for place in range(len(series.patches) + 1)]
+        run = _runner(series, tree, check, Path(folder) / "source")
+        return [run(place) for place in places]
 
 
 def bisect(series: Series, tree: Commits, command: str, build: Path) -> tuple[str | None, list[Run]]:
@@ -93,7 +110,7 @@ def bisect(series: Series, tree: Commits, command: str, build: Path) -> tuple[st
         UsageError: it fails on upstream alone, or 125 leaves more than one patch to blame.
     """
     with _workspace(build) as folder:
-        run = _runner(series, tree, command, Path(folder) / "source")
+        run = _runner(series, tree, shell(command), Path(folder) / "source")
         runs = [run(len(series.patches))]
         if runs[0].passed:
             return None, runs

@@ -130,7 +130,7 @@ def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     if changed := uncommitted.changes(repository):
         return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
     head, known = repository.resolve("HEAD"), applied.commit
-    published = ("--not", f"--glob={replaced.PUBLISHED}/*")  # which were made of patches
+    published = ("--not", f"--glob={kept_commits.PUBLISHED}/*")  # which were made of patches
     ahead = repository.run(
         "log", "--format=    %h %s", head, "--branches", f"^{known}", *published, writes=False
     )
@@ -230,7 +230,8 @@ def _folder_beside(root: Path) -> Path:
         raise SeriesError(f"{root.parent}: cannot make a folder there: {e.strerror}.") from e
 
 
-def _finished(root: Path, base: str, commit: str, digest: str) -> Tree:
+def finished(root: Path, base: str, commit: str, digest: str) -> Tree:
+    """A work tree in which these commits are checked out, as it is now."""
     return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)), seen=_moment(root))
 
 
@@ -279,7 +280,7 @@ def apply(
             base, commit, digest = carry.into(work, carried, series, pin)
             files.exchange(work, root)
             console.note(f"carried into {root}: {carried.in_words(series)}")
-            return _finished(root, base, commit, digest)
+            return finished(root, base, commit, digest)
         base = ground.make_base(work, pin, checkout, series.own)
         repository = Repository(work, SeriesError)
         for patch in series.patches:
@@ -291,6 +292,6 @@ def apply(
         repository.run("tag", "base", base)
         repository.run("tag", "upstream", ground.upstream_of(repository, base))
         _put_in_place(work, root)
-        return _finished(root, base, commit, digest)
+        return finished(root, base, commit, digest)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -22,7 +22,7 @@ from scripts.source import kernel_set, matrix, releases, upstream
 from scripts.wheels.building import build
 from scripts.wheels.compiling import kernels, ninja
 from scripts.wheels.toolchain import compilers
-from tests.integration.turns import TURNS
+from tests.integration.turns import TURNS, turn
 
 pytestmark = pytest.mark.network
 
@@ -145,6 +145,39 @@ def test_the_core_says_again_what_upstream_s_host_code_says(
         "test tests/guards/test_core.py::test_upstream_s_host_code_is_what_the_core_says_again"
     )
     assert guards.check_test(told, Repository(applied.root, SeriesError), applied.commit) == (True, ANY)
+
+
+PLACES = len(model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn").patches)
+
+
+def compile_after(place: int) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "scripts",
+        "each",
+        "--compile",
+        "--place",
+        str(place),
+        "--source",
+        "sdist",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.nvcc
+@pytest.mark.in_turn(8)
+def test_a_kernel_file_of_each_pass_compiles_after_the_patch_whose_turn_it_is() -> None:
+    """Another patch each tenth commit: three files take five minutes on two cores, and none where they are cached."""
+    compile_after(turn(TURNS * PLACES) // TURNS + 1)
+
+
+@pytest.mark.nvcc
+@pytest.mark.release
+@pytest.mark.parametrize("place", range(1, PLACES + 1))
+def test_a_kernel_file_of_each_pass_compiles_after_every_patch(place: int) -> None:
+    compile_after(place)
 
 
 @pytest.fixture(

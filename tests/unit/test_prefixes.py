@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from scripts import __main__
 from scripts.base import layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.series import clone, model, prefixes, tree
-from tests.unit.conftest import Command, Make, TreeOf
+from scripts.source import kernel_set
+from tests.unit.conftest import BASE, EDITED_SETUP, Command, Make, TreeOf, toolchain
 
 EDITS = [(f"Add part {i}", {f"flash_attn/part_{i}.py": f"part = {i}\n"}) for i in range(1, 6)]
 NAMES = ["base", *(f"Add-part-{i}.patch" for i in range(1, 6))]
@@ -24,11 +26,10 @@ def applied(make_series: Make, tree_of: TreeOf) -> Applied:
 
 def test_each_runs_after_every_prefix_in_its_tree(applied: Applied, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    runs = prefixes.each(
-        *applied,
-        f'echo "$FA2_PATCH $(ls flash_attn | wc -l) $FA2_SOURCE" >> {log}; test ! -e flash_attn/part_3.py',
-        tmp_path / "build",
+    command = (
+        f'echo "$FA2_PATCH $(ls flash_attn | wc -l) $FA2_SOURCE" >> {log}; test ! -e flash_attn/part_3.py'
     )
+    runs = prefixes.at(*applied, prefixes.shell(command), tmp_path / "build", range(len(NAMES)))
     assert [r.patch for r in runs] == NAMES
     assert [r.passed for r in runs] == [True] * 3 + [False] * 3
     assert [line.split()[:2] for line in log.read_text().splitlines()] == [
@@ -39,7 +40,8 @@ def test_each_runs_after_every_prefix_in_its_tree(applied: Applied, tmp_path: Pa
 
 
 def test_what_a_run_leaves_does_not_reach_the_next(applied: Applied, tmp_path: Path) -> None:
-    runs = prefixes.each(*applied, "test ! -e left && touch left && echo x >> setup.py", tmp_path / "build")
+    check = prefixes.shell("test ! -e left && touch left && echo x >> setup.py")
+    runs = prefixes.at(*applied, check, tmp_path / "build", range(len(NAMES)))
     assert all(r.passed for r in runs)
 
 
@@ -89,6 +91,72 @@ def test_each_names_every_failure() -> None:
         SeriesError, match=r"(?s)fails on 2 of 6:.*Add-part-4.*status 1.*Add-part-5.*status 1"
     ):
         __main__.main_inner(["each", "--run", "test ! -e flash_attn/part_4.py"])
+
+
+@pytest.mark.usefixtures("view")
+def test_each_at_one_place(command: Command) -> None:
+    done = command(
+        "each",
+        "--run",
+        "test -e flash_attn/part_3.py && test ! -e flash_attn/part_4.py",
+        "--place",
+        "3",
+        "--json",
+    )
+    assert done.status == 0, done.err
+    assert [run["patch"] for run in json.loads(done.out)] == [NAMES[3]]
+    assert f"It passes after {NAMES[3]}." in done.err
+    assert command("each", "--run", "false", "--place", "part-5").status == SeriesError.exit_code
+
+
+def test_a_prefix_that_does_not_compile_is_named(
+    make_series: Make, tree_of: TreeOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """A shell script stands in for the compiler; ninja, keys and logs are real."""
+    (kernel,) = kernel_set.parse_kernels("hdim64,fp16,fwd,causal")
+    header, source = "csrc/flash_attn/src/flash.h", f"csrc/flash_attn/src/{kernel.source}"
+    base = BASE | {header: "#include <torch.h>\n", source: "// good\n"}
+    own = '#include "fork_runtime.h"\n'
+    edits = [
+        ("Change line 20", {"setup.py": EDITED_SETUP}),
+        ("Keep torch out", {header: own}),
+        ("Break it", {header: f"{own}// broken\n"}),
+        ("Mend it", {header: f"{own}// mended\n"}),
+    ]
+    whole = model.read(make_series(*edits, base=base))
+    tree_ = tree_of(whole, base)
+    monkeypatch.setattr(layout, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(clone, "view", lambda *_: nullcontext((whole, tree_)))
+    fail = f'grep -q broken {header} && {{ echo "an error" >&2; exit 1; }}'
+    compiler = f'{fail}; echo "$*" | grep -c torch/include >> {tmp_path}/log; touch $last\n'
+    tools = toolchain(tmp_path, compiler)
+    monkeypatch.setattr("scripts.wheels.toolchain.assemble", lambda *_, **__: tools)
+    options = ("each", "--compile", "--kernels", "hdim64,fp16,fwd,causal")
+    done = command(*options)
+    assert done.status == SeriesError.exit_code
+    assert "an error" in done.err
+    assert "it fails on 1 of 4:\n    Break-it.patch (status 1)" in done.err
+    compiled = (tmp_path / "log").read_text()
+    assert compiled.split() == ["1", "0", "0"], "with torch as long as kernel files include it"
+    assert command(*options, "--place", "1").status == 0
+    assert (tmp_path / "log").read_text() == compiled, "what was compiled is kept"
+    assert not list((tmp_path / "build/tmp").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--run", "true", "--kernels", "hdim64"], "--kernels and --jobs are for --compile"),
+        (["--run", "true", "--compile"], "not allowed with"),
+        (["--compile", "--upstream", "flash-attn-4"], "--compile: of flash-attn-4 nothing is compiled"),
+        (["--place", "1"], "one of the arguments --run --compile is required"),
+    ],
+)
+def test_arguments_of_each_that_do_not_go_together(
+    command: Command, arguments: list[str], expected: str
+) -> None:
+    done = command("each", *arguments)
+    assert (done.status, expected in done.err) == (2, True), done.err
 
 
 @pytest.mark.parametrize(
