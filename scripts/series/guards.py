@@ -29,7 +29,7 @@ from scripts.base.git import Repository
 from scripts.base.process import last_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from scripts.series.model import Patch, Series
     from scripts.series.tree import Commits
@@ -280,10 +280,10 @@ def _check(guard: Guard, repository: Repository, commit: str, compiler: Compiler
     return check_file(guard, repository, commit), ""
 
 
-def require(outcomes: list[Outcome], upstream: str | None = None) -> None:
+def require(outcomes: list[Outcome], upstream: str | None = None, also: Sequence[str] = ()) -> None:
     """Raise a GuardError that names every guard that does not discriminate, with what its test said.
 
-    ``upstream``: whose series it is, where a command must be told.
+    ``upstream``: whose series it is, where a command must be told. ``also``: what else is wrong.
     """
     which = f"--upstream {upstream} " if upstream else ""
     faults = []
@@ -294,5 +294,6 @@ def require(outcomes: list[Outcome], upstream: str | None = None) -> None:
                 f"{outcome.patch}: guard {outcome.guard} {outcome.fault}. "
                 f"Alone: nox -s guards -- {which}{outcome.patch.removesuffix('.patch')}{said}"
             )
+    faults += also
     if faults:
         raise GuardError("\n".join(faults))

@@ -19,6 +19,7 @@ from scripts.series import (
     affected_kernels,
     changes,
     export,
+    features,
     formatting,
     ground,
     guards,
@@ -26,6 +27,7 @@ from scripts.series import (
     model,
     rebase_upstream,
     uncommitted,
+    whole,
 )
 from scripts.series import own as own_files
 from scripts.series import tree as work_tree
@@ -105,7 +107,7 @@ def _split(folder: Folder, state: State) -> formatting.Split:
 
 
 def _gate(folder: Folder, state: State, there: formatting.Split, compiler: guards.Compiler | None) -> None:
-    """Refuse a series that is malformed or whose guards do not discriminate."""
+    """Refuse a series that is malformed, or whose guards or checks of the whole tree fail."""
     with tempfile.TemporaryDirectory(dir=folder.path, prefix="check-") as temporary:
         candidate = Path(temporary) / "patches"
         export.write_folder(candidate, there.patches)
@@ -113,7 +115,9 @@ def _gate(folder: Folder, state: State, there: formatting.Split, compiler: guard
         problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate, state.new_pin.package)]
         try:
             commits = work_tree.Commits(folder.source, there.base, there.tip)
-            guards.require(guards.run(moved, commits, compiler))
+            told = features.read(folder.root / state.own) if state.own else None
+            lacking = whole.faults(whole.run(told, commits))
+            guards.require(guards.run(moved, commits, compiler), also=lacking)
         except GuardError as e:
             problems += str(e).splitlines()
     problems += rebase_upstream.unknown_kernels(folder, state)
@@ -121,6 +125,8 @@ def _gate(folder: Folder, state: State, there: formatting.Split, compiler: guard
         listed = "\n".join("    " + p for p in problems)
         raise ActionNeeded(
             f"every patch has moved, and the series is not yet good:\n{listed}\n"
+            f"  what {state.new_pin.version} changed: git -C {folder.source} diff {state.old_base[:12]} "
+            f"{state.new_base[:12]} -- FILE\n"
             f"  amend the commits in {folder.source} (git rebase -i {state.new_base[:12]}), then {GO_ON}; "
             f"or {ABORT}"
         )

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from scripts.base.errors import BuildError
 
-def _line_of(text: str, location: Sequence[str | int]) -> int:
+
+def line_of(text: str, location: Sequence[str | int]) -> int:
     r"""The line of a key, or of the last table or key on the way to it that the text has.
 
-    >>> _line_of('[a]\nx = 1\n[a.b]\ny = 2', ("a", "b", "y"))
+    >>> line_of('[a]\nx = 1\n[a.b]\ny = 2', ("a", "b", "y"))
     4
-    >>> _line_of('[a]\nx = 1', ("a", "z"))
+    >>> line_of('[a]\nx = 1', ("a", "z"))
     1
     """
     names = [str(part) for part in location if not isinstance(part, int)]
@@ -41,10 +43,16 @@ def _line_of(text: str, location: Sequence[str | int]) -> int:
     return best
 
 
-def mistake_at(path: Path, text: str, location: Sequence[str | int], message: str) -> MatrixError:
+def mistake_at(
+    path: Path,
+    text: str,
+    location: Sequence[str | int],
+    message: str,
+    error: type[BuildError] = MatrixError,
+) -> BuildError:
     """An error that names file, line and key."""
     key = ".".join(str(part) for part in location) or "the file"
-    return MatrixError(f"{path}:{_line_of(text, location)}: {key}: {message}")
+    return error(f"{path}:{line_of(text, location)}: {key}: {message}")
 
 
 def explain(details: Any, allowed: Iterable[str]) -> str:

@@ -8,12 +8,10 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from unittest.mock import ANY
 
 import pytest
 
-from scripts.base.errors import ActionNeeded, SeriesError
-from scripts.base.git import Repository
+from scripts.base.errors import ActionNeeded
 from scripts.base.layout import cache
 from scripts.series import changes, export, forecast, guards, lint, model, public_functions, tree
 from scripts.series.rebase import Rebase
@@ -133,18 +131,6 @@ REBASED = {
     "2.8.3.post1": range(0, TURNS, 2),
     "2.8.2": range(1, TURNS, 2),
 }
-
-
-def test_the_core_says_again_what_upstream_s_host_code_says(
-    checkout: upstream.Checkout, tmp_path: Path
-) -> None:
-    """No guard can: it would pass before any patch, for the core is a file of our own."""
-    series = model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn")
-    applied = tree.apply(series, MATRIX.upstream, checkout, tmp_path / "source")
-    told = guards.parse(
-        "test tests/guards/test_core.py::test_upstream_s_host_code_is_what_the_core_says_again"
-    )
-    assert guards.check_test(told, Repository(applied.root, SeriesError), applied.commit) == (True, ANY)
 
 
 PLACES = len(model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn").patches)

@@ -255,6 +255,15 @@ def fill_repository(root: Path, make_series: Make, edits: Iterable[Edit], base: 
     changes.write(root / "CHANGES.md", changes.render(loaded, root))
 
 
+def write_guard_test(root: Path, test: str) -> None:
+    """tests/guards/test_it.py of a repository, which nox -s guards runs with ``tree``."""
+    plugin = (
+        "import pathlib, pytest\ndef pytest_addoption(parser):\n    parser.addoption('--tree')\n"
+        "@pytest.fixture\ndef tree(request):\n    return pathlib.Path(request.config.getoption('--tree'))\n"
+    )
+    write_files(root / "tests/guards", {"conftest.py": plugin, "test_it.py": test})
+
+
 @pytest.fixture
 def patches(make_series: Make) -> Path:
     """A folder with the series of TWO."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scripts.base import layout
 from scripts.base.errors import GuardError
 from scripts.series import guards, model, tree
-from tests.unit.conftest import BASE, PIN, Make, checkout_of
+from tests.unit.conftest import BASE, PIN, Make, checkout_of, write_guard_test
 
 HEADER = "csrc/flash_attn/src/fork.h"
 CODE = "#pragma once\n#define FORK 1  // FORK_OLD\n/* gone */\ninline int fork( int  a ) { return a; }\ninline int fork(int a, int b);\n"
@@ -94,14 +94,7 @@ def test_a_named_test_sees_the_tree(
     make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = tmp_path / "repository"
-    (repository / "tests/guards").mkdir(parents=True)
-    (repository / "tests/guards/conftest.py").write_text(
-        "import pathlib, pytest\ndef pytest_addoption(parser):\n    parser.addoption('--tree')\n"
-        "@pytest.fixture\ndef tree(request):\n    return pathlib.Path(request.config.getoption('--tree'))\n"
-    )
-    (repository / "tests/guards/test_it.py").write_text(
-        f"def test_header(tree):\n    assert (tree / '{HEADER}').is_file()\n"
-    )
+    write_guard_test(repository, f"def test_header(tree):\n    assert (tree / '{HEADER}').is_file()\n")
     monkeypatch.setattr(layout, "ROOT", repository)
     (found,) = outcomes(
         make_series, tmp_path, ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_header")

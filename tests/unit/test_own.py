@@ -28,6 +28,7 @@ from tests.unit.conftest import (
     message,
     user,
     write_files,
+    write_guard_test,
 )
 
 HEADER, MODULE = "csrc/flash_attn/src/fork.h", "flash_attn/fork.py"
@@ -393,6 +394,38 @@ def test_an_abort_takes_back_our_files_that_the_end_wrote(
     assert "are as they were" in rebase.abort()
     shutil.rmtree(repository / "build")
     assert held(repository) == before
+
+
+def test_a_rebase_stops_where_the_whole_tree_lacks_what_a_feature_holds(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No patch's guard fails there; mended, in this repository or in the tree, the rebase ends."""
+    monkeypatch.setattr(layout, "ROOT", repository)
+    held_of_it = (
+        "[lines]\ntitle = 'Lines'\n[lines.holds]\n'tests/guards/test_it.py::test_ours' = 'Read setup.py.'\n"
+    )
+    (repository / "fork/flash-attn.toml").write_text(held_of_it)
+    write_guard_test(
+        repository,
+        "def test_ours(tree):\n"
+        "    said = 'two' if 'line 2 of theirs' in (tree / 'setup.py').read_text() else 'pragma'\n"
+        f"    assert said in (tree / '{HEADER}').read_text()\n",
+    )
+    commit(repository, "-m", "hold it")
+    new = {"setup.py": BASE["setup.py"].replace("line 2\n", "line 2 of theirs\n")}
+    with pytest.raises(
+        ActionNeeded, match=r"fork/flash-attn\.toml:3: test .*test_ours fails .*Read setup\.py"
+    ) as told:
+        start(repository, new)
+    assert "what 9.9 changed: git -C" in str(told.value)
+    rebase = Rebase(repository, repository / "build/rebase")
+    with pytest.raises(ActionNeeded, match="test_ours fails on the whole series"):
+        rebase.proceed()
+    source = repository / "build/rebase/source"
+    write_files(source, {HEADER: "// two\n"})
+    commit(source, "-m", "follow")
+    assert rebase.proceed().own == (HEADER,)
+    assert matrix.load(repository / "wheel_matrix.toml").upstream.version == "9.9"
 
 
 def test_a_release_that_has_a_file_of_ours_is_refused_by_its_name(repository: Path) -> None:
