@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Feature(Table):
     """One feature; its name is its table's."""
 
-    title: str = Field(min_length=1)  # what it is, in a line
+    title: str  # what it is, in a line
     text: str = ""  # what and why
     files: tuple[str, ...] = Field(default=(), strict=False)  # paths in the tree, or patterns; * takes / too
     tests: tuple[str, ...] = Field(default=(), strict=False)  # that prove it
@@ -56,14 +56,14 @@ class Features:
         """The line of a feature, of a key of it, or of a text in that key's list."""
         first = line_of(self.content, (name, key) if key else (name,))
         lines = self.content.splitlines()[first - 1 :] if value else []
-        return next((first + i for i, line in enumerate(lines) if f'"{value}"' in line), first)
+        return next((first + i for i, line in enumerate(lines) if value in re.split("[\"']", line)), first)
 
     def of(self, path: str) -> tuple[str, ...]:
         """The features that have a file of ours; in a good table one."""
         return tuple(
             name
             for name, feature in self.entries.items()
-            if any(fnmatchcase(path, pattern) for pattern in feature.files)
+            if any(fits(path, pattern) for pattern in feature.files)
         )
 
     def files(self, name: str, own: Iterable[str]) -> tuple[str, ...]:
@@ -76,6 +76,15 @@ class Features:
         for name, feature in self.entries.items():
             for test, words in feature.holds.items():
                 yield name, test, words
+
+
+def fits(path: str, pattern: str) -> bool:
+    """Whether an entry of ``files`` names a path.
+
+    >>> fits("csrc/flash_attn/api/calls.h", "csrc/*"), fits("csrc/a.h", "csrc/a.cpp")
+    (True, False)
+    """
+    return fnmatchcase(path, pattern)
 
 
 def table_of(own: Path) -> Path:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from scripts.base import git
 from scripts.base.errors import SeriesError
-from scripts.series import guards, listing, model
+from scripts.series import guards, lint_features, listing, model
 from scripts.series import own as own_files
+from scripts.series.problem import Problem, as_problem
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -23,19 +24,8 @@ ADDED_TO_A_FILE = 40
 QUOTED_IN_A_PATCH = 250
 CONTEXT_LINES = 3
 WORDS_OF_WHY = 8
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One fault."""
-
-    path: Path
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        """As compilers and editors have it."""
-        return f"{self.path}:{self.line}: {self.text}"
+_NO_FILES = own_files.OwnFiles()
+LINES = 150  # of a patch's file; more and a reader loses the thread
 
 
 # Verbs that end as other forms do. A tagger of English is a large dependency for a subject's first word.
@@ -108,6 +98,31 @@ def _header(path: Path, patch: model.Patch, lines: list[str]) -> Iterator[Proble
             yield Problem(path, line, f"Guard {text!r}: {e}.")
 
 
+def _status(path: Path, patch: model.Patch, lines: list[str], ours: re.Pattern[str]) -> Iterator[Problem]:
+    """Only what is free of our code could be upstream's."""
+    trailer = next(i for i, line in enumerate(lines, 1) if line.startswith("Upstream-Status:"))
+    added = (line for line in lines[_start_of_diff(lines) :] if re.match(r"\+(?!\+\+ )", line))
+    name = next((match[0] for line in added if (match := ours.search(line))), None)
+    if name and not re.match(r"Inappropriate \[hook\b", patch.upstream_status):
+        text = f"the patch names {name}, which upstream has not; write Inappropriate [hook], or [hook, …]."
+        yield Problem(path, trailer, text)
+    if (count := len(lines) - 1) > LINES and not patch.long:
+        text = f"the file has {count} lines, above {LINES}; split it, or say why in a trailer 'Long: …'."
+        yield Problem(path, trailer, text)
+
+
+def _names(own: own_files.OwnFiles) -> re.Pattern[str]:
+    """What of ours a line may name: fork_…, a header, or a module of ours."""
+    words = [r"(?i:\b_?fork_\w*|\b\w*_fork\b)"]
+    for path in map(PurePosixPath, own.contents):
+        if path.suffix == ".h":
+            words.append(rf'(?<=["/]){re.escape(path.name)}(?=")')
+        elif path.suffix == ".py" and path.stem != "__init__":
+            words.append(rf"(?<![\w.]){re.escape('.'.join(path.with_suffix('').parts))}\b")
+            words.append(rf"(?<=from \.){path.stem}(?= import)")
+    return re.compile("|".join(words))
+
+
 def _whitespace(path: Path, number: int, line: str, file: str) -> Iterator[Problem]:
     if line.endswith("\r"):
         yield Problem(path, number, "a carriage return; write the file with line feeds.")
@@ -173,15 +188,6 @@ def _hooks(path: Path, patch: model.Patch, lines: list[str], added: Collection[s
         )
 
 
-def _as_problem(path: Path, error: SeriesError) -> Problem:
-    match = re.match(r".*?:(\d+): ", str(error))
-    return (
-        Problem(path, int(match[1]), str(error)[match.end() :])
-        if match
-        else Problem(path, 1, str(error).removeprefix(f"{path}: "))
-    )
-
-
 def _no_new_files(path: Path, patch: model.Patch, lines: list[str], own: Path) -> Iterator[Problem]:
     for change in patch.files:
         if change.is_new:
@@ -190,7 +196,7 @@ def _no_new_files(path: Path, patch: model.Patch, lines: list[str], own: Path) -
 
 
 def check_patch(
-    path: Path, added: set[str], package: str | None = None, own: Path | None = None
+    path: Path, added: set[str], package: str | None = None, own: own_files.OwnFiles = _NO_FILES
 ) -> list[Problem]:
     """Every problem of one patch; of one that cannot be read, the first.
 
@@ -198,20 +204,21 @@ def check_patch(
         path: the patch.
         package: of a python upstream, its folder.
         added: files that earlier patches of the series add; those that this one adds are put into it.
-        own: the folder of our own files, which then no patch adds.
+        own: our own files; where they have a folder, no patch adds a file.
     """
     try:
         patch = model.parse_patch(path)
     except SeriesError as e:
-        return [_as_problem(path, e)]
+        return [as_problem(path, e)]
     if flaw := git.flaw(path):
-        return [_as_problem(path, SeriesError(model.damaged(path, flaw)))]
+        return [as_problem(path, SeriesError(model.damaged(path, flaw)))]
     lines = patch.content.decode().split("\n")
     problems = [
         *_header(path, patch, lines),
+        *_status(path, patch, lines, _names(own)),
         *_diff(path, lines, package),
         *_hooks(path, patch, lines, added),
-        *(_no_new_files(path, patch, lines, own) if own else []),
+        *(_no_new_files(path, patch, lines, own.folder) if own.folder else []),
     ]
     added.update(change.path for change in patch.files if change.is_new)
     return problems
@@ -229,7 +236,7 @@ def check(folder: Path, package: str | None = None, own: Path | None = None) -> 
     try:
         entries, _ = listing.read(folder)
     except SeriesError as e:
-        return [_as_problem(series_file, e)]
+        return [as_problem(series_file, e)]
     ours = own_files.read(own)
     read_by_none = f"is read by no build ({own_files.where_ours(package)}); move or delete it."
     problems = [Problem(ours.place(name), 1, read_by_none) for name in own_files.misplaced(ours, package)]
@@ -260,5 +267,14 @@ def check(folder: Path, package: str | None = None, own: Path | None = None) -> 
                     f"{entry.name[number.end() :]}.",
                 )
             )
-        problems += check_patch(folder / entry.name, added, package, own)
-    return problems
+        problems += check_patch(folder / entry.name, added, package, ours)
+    return problems + _features(folder, ours)
+
+
+def _features(folder: Path, own: own_files.OwnFiles) -> list[Problem]:
+    """What is wrong with the table of features, where the patches can be read."""
+    try:
+        series = model.read(folder)
+    except SeriesError:
+        return []  # told already
+    return lint_features.check(own, series)

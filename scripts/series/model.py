@@ -26,10 +26,9 @@ from scripts.series.own import OwnFiles
 if TYPE_CHECKING:
     from pathlib import Path
 
-FEATURES = ("any-input", "build", "determinism", "long-sequences", "mask-bias")
 STATUSES = "Pending, Submitted [where], Backport [commit] or Inappropriate [why]"
 _STATUS = re.compile(r"Pending|(Submitted|Backport|Inappropriate) \[[^\]\s][^\]]*\]")
-_TRAILER = re.compile(r"(Upstream-Status|Feature|Guard): *(.*)")
+_TRAILER = re.compile(r"(Upstream-Status|Feature|Long|Guard): *(.*)")
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ class Patch:
     upstream_status: str
     feature: str
     guards: tuple[str, ...]
+    long: str  # why its file has many lines; empty where nothing says so
     files: tuple[FileChange, ...]
     number: int = 0  # its place in the series, from 1; 0 for a patch that was read alone
 
@@ -180,6 +180,7 @@ def parse_patch(path: Path) -> Patch:
         _trailer(path, body, first, trailers, "Upstream-Status"),
         _trailer(path, body, first, trailers, "Feature"),
         tuple(value for _, value in trailers["Guard"]),
+        " ".join(value for _, value in trailers["Long"]),
         _files(path, text, start),
     )
 
@@ -189,7 +190,12 @@ def _prose_and_trailers(path: Path, body: str, first: int) -> tuple[str, dict[st
 
     ``first`` is the line that it starts in.
     """
-    trailers: dict[str, list[tuple[int, str]]] = {"Upstream-Status": [], "Feature": [], "Guard": []}
+    trailers: dict[str, list[tuple[int, str]]] = {
+        "Upstream-Status": [],
+        "Feature": [],
+        "Long": [],
+        "Guard": [],
+    }
     prose = []
     for number, line in enumerate(body.split("\n"), first):
         if match := _TRAILER.fullmatch(line):
@@ -211,7 +217,7 @@ def _trailer(path: Path, body: str, first: int, trailers: dict[str, list[tuple[i
         )
         near = next(spelt, None)
         spelling = f" (line {near} spells it otherwise)" if near else ""
-        choices = STATUSES if name == "Upstream-Status" else " or ".join(FEATURES)
+        choices = STATUSES if name == "Upstream-Status" else "one of fork/NAME.toml"
         raise SeriesError(
             f"{path}:{first + body.count(chr(10))}: the message has no trailer {name}{spelling}; "
             f"add a line '{name}: …' at its end: {choices}."
@@ -221,8 +227,8 @@ def _trailer(path: Path, body: str, first: int, trailers: dict[str, list[tuple[i
     line, value = trailers[name][0]
     if name == "Upstream-Status" and not _STATUS.fullmatch(value):
         raise SeriesError(f"{path}:{line}: Upstream-Status {value!r} is not {STATUSES}.")
-    if name == "Feature" and value not in FEATURES:
-        raise SeriesError(f"{path}:{line}: Feature {value!r} is none of {', '.join(FEATURES)}.")
+    if name == "Feature" and not re.fullmatch(r"[\w-]+", value):
+        raise SeriesError(f"{path}:{line}: Feature {value!r} is no name of letters, digits and hyphens.")
     return value
 
 

@@ -24,6 +24,7 @@ from scripts.series import (
     ground,
     guards,
     lint,
+    lint_features,
     model,
     rebase_upstream,
     uncommitted,
@@ -112,17 +113,20 @@ def _gate(folder: Folder, state: State, there: formatting.Split, compiler: guard
         candidate = Path(temporary) / "patches"
         export.write_folder(candidate, there.patches)
         moved = model.read(candidate)
-        problems = [str(p).replace(f"{candidate}/", "") for p in lint.check(candidate, state.new_pin.package)]
+        problems = [str(p) for p in lint.check(candidate, state.new_pin.package)]
+        if state.own:
+            ours = own_files.OwnFiles(folder.root / state.own, there.own)
+            problems += map(str, lint_features.check(ours, moved))
         try:
             commits = work_tree.Commits(folder.source, there.base, there.tip)
             told = features.read(folder.root / state.own) if state.own else None
             lacking = whole.faults(whole.run(told, commits))
             guards.require(guards.run(moved, commits, compiler), also=lacking)
-        except GuardError as e:
+        except (GuardError, SeriesError) as e:
             problems += str(e).splitlines()
     problems += rebase_upstream.unknown_kernels(folder, state)
     if problems:
-        listed = "\n".join("    " + p for p in problems)
+        listed = "\n".join("    " + p.replace(f"{candidate}/", "") for p in dict.fromkeys(problems))
         raise ActionNeeded(
             f"every patch has moved, and the series is not yet good:\n{listed}\n"
             f"  what {state.new_pin.version} changed: git -C {folder.source} diff {state.old_base[:12]} "
@@ -218,6 +222,8 @@ def _prepared(folder: Folder, state: State, there: formatting.Split, dropped: li
     export.write_folder(after / state.series, there.patches, dropped)
     if state.own:
         own_files.write_back(after / state.own, there.own, _merged(state, there))
+        if (table := features.table_of(folder.root / state.own)).is_file():  # as it is now
+            shutil.copyfile(table, features.table_of(after / state.own))
     pin.write(matrix_model.load(after / "wheel_matrix.toml").of(state.upstream), state.new_pin)
     matrix = matrix_model.load(after / "wheel_matrix.toml")
     changes.write(after / "CHANGES.md", changes.render(matrix, after))

@@ -8,7 +8,8 @@ import pytest
 
 from scripts.base import layout
 from scripts.base.errors import GuardError, SeriesError
-from scripts.series import features, guards, whole
+from scripts.series import features, guards, lint_features, model, whole
+from scripts.series.own import OwnFiles
 from scripts.series.tree import Tree
 from tests.unit.conftest import write_files, write_guard_test
 
@@ -64,6 +65,74 @@ def test_a_mistake_is_told_by_line_and_key(own: Path, before: str, after: str, e
     table.write_text(table.read_text().replace(before, after, 1))
     with pytest.raises(SeriesError, match=expected):
         features.read(own)
+
+
+FILES = {"flash_attn/fork.py": b"", "csrc/flash_attn/src/fork.h": b""}
+
+
+def told_of(own: Path, series: model.Series, files: dict[str, bytes] = FILES) -> list[str]:
+    """What lint says of a table, with paths from the folder above."""
+    problems = lint_features.check(OwnFiles(own, files), series)
+    return [str(p).replace(f"{own.parents[1]}/", "") for p in problems]
+
+
+def build_table(own: Path, more: str = "") -> None:
+    features.table_of(own).write_text(f"[build]\ntitle = 'All'\nfiles = ['*/fork.h']\n{more}")
+
+
+def test_each_of_our_own_files_belongs_to_one_feature(own: Path, series: model.Series) -> None:
+    build_table(own)
+    assert told_of(own, series) == [
+        "fork/one/flash_attn/fork.py:1: belongs to no feature; name it in one of fork/one.toml."
+    ]
+    build_table(own, "[other]\ntitle = 'Other'\nfiles = ['*']\n")
+    assert told_of(own, series) == [
+        "fork/one/csrc/flash_attn/src/fork.h:1: belongs to build and other in fork/one.toml; leave it to one."
+    ]
+    build_table(own, "[other]\ntitle = 'Other'\nfiles = ['flash_attn/fork.py']\n")
+    assert told_of(own, series) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("files = [\n 'flash_attn/*',\n \"gone.h\",\n]", ":8: other: no file of ours is gone.h; drop it."),
+        (
+            "files = ['flash_attn/*']\ntests = [\"tests/gone.py\"]",
+            ":7: other: there is no tests/gone.py; name a",
+        ),
+        (
+            f"files = ['flash_attn/*']\n[other.holds]\n\"{TEST}\" = ''",
+            ":8: other: holds 'tests/guards/test_it",
+        ),
+        (
+            "files = ['flash_attn/*']\n[other.holds]\n'symbol x in y' = ''",
+            ":8: other: holds 'symbol x in y': it is no t",
+        ),
+        ("files = ['flash_attn/*']\n[last]\ntitle = 'Last'", ":7: last has no file, and no patch names it."),
+        ("file = ['*']", ":6: other.file: unknown key"),
+    ],
+)
+def test_what_a_table_names_is_there(own: Path, series: model.Series, more: str, expected: str) -> None:
+    build_table(own, f"[other]\ntitle = 'Other'\n{more}\n")
+    (told,) = told_of(own, series)
+    assert told.startswith(f"fork/one.toml{expected}")
+
+
+def test_a_patch_names_a_feature_of_the_table(own: Path, series: model.Series) -> None:
+    features.table_of(own).write_text("[lines]\ntitle = 'All'\nfiles = ['*']\n")
+    told = told_of(own, series)
+    assert [text.partition(": ")[2] for text in told] == [
+        "Feature 'build' is none of fork/one.toml: lines."
+    ] * 2
+    at = series.patches[0].content.decode().split("\n").index("Feature: build") + 1
+    assert told[0].startswith(f"patches/Change-line-20.patch:{at}: ")
+
+
+def test_own_files_need_a_table_and_patches_alone_need_none(own: Path, series: model.Series) -> None:
+    features.table_of(own).unlink()
+    assert [text.partition(": ")[0] for text in told_of(own, series)] == ["fork/one.toml:1"]
+    assert told_of(own, series, {}) == []
 
 
 def test_where_there_is_no_table_nothing_is_told(own: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from scripts.base.errors import SeriesError
-from scripts.series import lint, model
-from tests.unit.conftest import BASE, ROOT, TWO, Make
+from scripts.series import lint, model, places
+from scripts.source import matrix
+from tests.unit.conftest import BASE, ROOT, TWO, WHY, Make, write_files
 
 FIRST = "Change-line-20.patch"
 
@@ -32,8 +33,10 @@ def rename(name: str, sides: str = "ab") -> Callable[[Path], None]:
     return edit
 
 
-def test_the_repository_s_series_is_well_formed() -> None:
-    assert lint.check(ROOT / "patches/flash-attn") == []
+@pytest.mark.parametrize("loaded", matrix.load(ROOT / "wheel_matrix.toml").each(), ids=lambda one: one.name)
+def test_the_repository_s_series_is_well_formed(loaded: matrix.Matrix) -> None:
+    place = places.of(loaded)
+    assert lint.check(place.patches, loaded.upstream.package, place.own) == []
 
 
 def test_a_good_series_has_no_problem(make_series: Make) -> None:
@@ -140,18 +143,66 @@ def test_much_code_in_an_upstream_file_and_much_of_upstream_in_a_patch_are_told(
     assert "adds 41 lines to upstream's setup.py; put code into a new file" in told.text
 
 
+HOOK, FREE = "Inappropriate [hook, for us]", "Pending"
+
+
+@pytest.mark.parametrize(
+    ("added", "free"),
+    [
+        ("fork_mode::process();", False),
+        ("#if FORK_KERNELS", False),
+        ("from ._fork import fork_info", False),
+        ('#include "core/host.h"', False),
+        ('#include "ghost.h"', True),
+        ("from flash_attn.determinism import mode", False),
+        ("from flash_attn.determinism_of_theirs import mode", True),
+        ("from .determinism import mode", False),
+        ("pid = os.fork()", True),
+        ("a fork of ours", True),
+    ],
+)
+def test_what_names_our_code_is_a_hook(make_series: Make, tmp_path: Path, added: str, free: bool) -> None:
+    folder = make_series(("Call it", {"setup.py": BASE["setup.py"] + added + "\n"}))
+    own = {"csrc/flash_attn/core/host.h": "", "flash_attn/determinism.py": "", "flash_attn/__init__.py": ""}
+    write_files(tmp_path / "fork", own)
+    (tmp_path / "fork.toml").write_text("[build]\ntitle = 'All'\nfiles = ['*']\n")
+    path = folder / "Call-it.patch"
+    for status, allowed in ((FREE, free), ("Inappropriate [not theirs]", free), (HOOK, True)):
+        text = path.read_text()
+        path.write_text(re.sub("(?m)^Upstream-Status: .*", f"Upstream-Status: {status}", text))
+        told = [
+            p for p in lint.check(folder, own=tmp_path / "fork") if "write Inappropriate [hook]" in p.text
+        ]
+        assert len(told) == (not allowed), (status, told)
+        assert all(text.split("\n")[p.line - 1].startswith("Upstream-Status") for p in told)
+
+
+def test_a_long_patch_says_why(make_series: Make) -> None:
+    """Its lines are those of the file."""
+    base = BASE | {"flash_attn/big.py": "".join(f"x = {i}\n" for i in range(200))}
+    folder = make_series(("Drop half", {"flash_attn/big.py": "x = 0\n"}), base=base)
+    path = folder / "Drop-half.patch"
+    text = path.read_text()
+    (told,) = lint.check(folder)
+    assert f"the file has {text.count(chr(10))} lines, above 150; split it, or say why" in told.text
+    path.write_text(text.replace("Feature: build\n", "Feature: build\nLong: half is much\n"))
+    assert lint.check(folder) == []
+    assert model.read(folder).patches[0].body == WHY
+
+
 def test_a_file_of_an_earlier_patch_is_not_upstream_s(make_series: Make) -> None:
     """Conflicts with the next release come from upstream's files alone."""
     own = {"flash_attn/own.py": "".join(f"x = {i}\n" for i in range(600))}
     longer = {"flash_attn/own.py": "y = 0\n" * 41 + "".join(f"x = {i}\n" for i in range(300))}
-    assert lint.check(make_series(("Add a file", own), ("Change most of it", longer))) == []
+    problems = lint.check(make_series(("Add a file", own), ("Change most of it", longer)))
+    assert ["above 150" in p.text for p in problems] == [True, True]
 
 
 def test_quoting_much_is_told(make_series: Make) -> None:
     base = BASE | {"flash_attn/big.py": "".join(f"x = {i}\n" for i in range(600))}
     short = {"flash_attn/big.py": "".join(f"x = {i}\n" for i in range(300))}
     problems = lint.check(make_series(("Drop half", short), base=base))
-    assert ["quotes 303 lines of upstream's" in p.text for p in problems] == [True]
+    assert ["quotes 303 lines of upstream's" in p.text for p in problems] == [False, True]
 
 
 def number(folder: Path) -> None:

@@ -278,6 +278,7 @@ def test_a_patch_that_adds_a_file_and_a_file_in_a_wrong_place_are_told(
 ) -> None:
     make_series(HOOK, ("Add a header", {"csrc/flash_attn/src/fork_b.h": "#pragma once\n"}))
     write_files(place / "fork", {"notes.txt": ""})
+    (place / "fork.toml").write_text("[build]\ntitle = 'All'\nfiles = ['*']\n")
     told = [str(p).removeprefix(f"{place}/") for p in lint.check(place / "patches", own=place / "fork")]
     assert told == [
         f"fork/notes.txt:1: is read by no build ({own.where_ours(None)}); move or delete it.",
@@ -296,6 +297,7 @@ def repository(place: Path) -> Path:
     shutil.copytree(place / "patches", root / "patches/flash-attn")
     shutil.copytree(place / "patches", root / "patches/flash-attn-4")
     shutil.copytree(place / "fork", root / "fork/flash-attn")
+    (root / "fork/flash-attn.toml").write_text("[build]\ntitle = 'All'\nfiles = ['*']\n")
     shutil.copyfile(layout.MATRIX, root / "wheel_matrix.toml")
     loaded = matrix.load(root / "wheel_matrix.toml")
     changes.write(root / "CHANGES.md", changes.render(loaded, root))
@@ -401,10 +403,8 @@ def test_a_rebase_stops_where_the_whole_tree_lacks_what_a_feature_holds(
 ) -> None:
     """No patch's guard fails there; mended, in this repository or in the tree, the rebase ends."""
     monkeypatch.setattr(layout, "ROOT", repository)
-    held_of_it = (
-        "[lines]\ntitle = 'Lines'\n[lines.holds]\n'tests/guards/test_it.py::test_ours' = 'Read setup.py.'\n"
-    )
-    (repository / "fork/flash-attn.toml").write_text(held_of_it)
+    with (repository / "fork/flash-attn.toml").open("a") as table:
+        table.write("[build.holds]\n'tests/guards/test_it.py::test_ours' = 'Read setup.py.'\n")
     write_guard_test(
         repository,
         "def test_ours(tree):\n"
@@ -414,7 +414,7 @@ def test_a_rebase_stops_where_the_whole_tree_lacks_what_a_feature_holds(
     commit(repository, "-m", "hold it")
     new = {"setup.py": BASE["setup.py"].replace("line 2\n", "line 2 of theirs\n")}
     with pytest.raises(
-        ActionNeeded, match=r"fork/flash-attn\.toml:3: test .*test_ours fails .*Read setup\.py"
+        ActionNeeded, match=r"fork/flash-attn\.toml:5: test .*test_ours fails .*Read setup\.py"
     ) as told:
         start(repository, new)
     assert "what 9.9 changed: git -C" in str(told.value)
@@ -426,6 +426,28 @@ def test_a_rebase_stops_where_the_whole_tree_lacks_what_a_feature_holds(
     commit(source, "-m", "follow")
     assert rebase.proceed().own == (HEADER,)
     assert matrix.load(repository / "wheel_matrix.toml").upstream.version == "9.9"
+
+
+def test_a_rebase_stops_where_a_file_of_ours_belongs_to_no_feature(repository: Path) -> None:
+    """Lint would find it afterwards."""
+    table = repository / "fork/flash-attn.toml"
+    table.write_text(table.read_text().replace("'*'", f"'{HEADER}', '{MODULE}'"))
+    commit(repository, "-m", "name them")
+    with pytest.raises(ActionNeeded):
+        start(repository, CONFLICT)
+    source = repository / "build/rebase/source"
+    resolved = {
+        "setup.py": EDITED_SETUP.replace("line 30\n", "line thirty\n"),
+        "flash_attn/fork_new.py": "new = 1\n",
+    }
+    write_files(source, resolved)
+    user(source, "add", "flash_attn/fork_new.py")
+    rebase = Rebase(repository, repository / "build/rebase")
+    with pytest.raises(ActionNeeded, match=r"flash_attn/fork_new\.py:1: belongs to no feature; name it in"):
+        rebase.proceed()
+    table.write_text(table.read_text().replace(f"'{MODULE}'", "'flash_attn/fork*'"))
+    assert rebase.proceed().own == ("flash_attn/fork_new.py",)
+    assert "`flash_attn/fork*`" in (repository / "CHANGES.md").read_text()
 
 
 def test_a_release_that_has_a_file_of_ours_is_refused_by_its_name(repository: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from scripts.base.errors import SeriesError
 from scripts.series import changes, model
 from scripts.source import matrix
-from tests.unit.conftest import BASE, ROOT, Make
+from tests.unit.conftest import BASE, ROOT, Make, write_files
 
 MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
 EDIT = BASE["setup.py"].replace("line 20\n", "line twenty\n")
@@ -61,8 +61,8 @@ def test_the_digest_follows_base_order_names_and_bytes(make_series: Make) -> Non
         ),
         (lambda p: _swap(p, "Upstream-Status: Pending\n", ""), "no trailer Upstream-Status"),
         (
-            lambda p: _swap(p, "Feature: build", "Feature: magic"),
-            "'magic' is none of any-input, build, determinism",
+            lambda p: _swap(p, "Feature: build", "Feature: some magic"),
+            "'some magic' is no name",
         ),
         (lambda p: _swap(p, "Subject: ", "X-Subject: "), "no Subject"),
         (lambda p: _swap(p, "\ndiff --git", "\nDIFF --git"), "no diff"),
@@ -88,8 +88,8 @@ def test_changes_tells_each_patch_in_order_and_is_checked(make_series: Make, tmp
     for name in MATRIX.upstreams:
         make_series(*TWO, folder=tmp_path, to=f"patches/{name}")
     text = changes.render(MATRIX, tmp_path)
-    assert text.index("| 1 | Change line 20 | build") < text.index("| 2 | Add a header | build")
-    assert text.index("### Change line 20\n\nBecause a test") < text.index("### Add a header")
+    assert text.count("| build |  | 2 | – |\n") == len(MATRIX.upstreams)
+    assert text.index("### build\n\n#### Change line 20\n\nBecause a test") < text.index("#### Add a header")
     at = [text.index(f"\n## {one.upstream.distribution} {one.upstream.version}\n") for one in MATRIX.each()]
     assert at == sorted(at)
     path = tmp_path / "CHANGES.md"
@@ -101,6 +101,24 @@ def test_changes_tells_each_patch_in_order_and_is_checked(make_series: Make, tmp
     path.write_text(text + "by hand\n")
     with pytest.raises(SeriesError, match="stale"):
         changes.check(path, text)
+
+
+def test_changes_tells_each_feature_with_its_files_and_patches(make_series: Make, tmp_path: Path) -> None:
+    table = (
+        "[lines]\ntitle = 'Lines'\ntext = 'What and why.'\ntests = ['tests/unit']\nfiles = ['flash_attn/f*.py']\n"
+        "figures = 'Twice as fast.'\n[build]\ntitle = 'A build'\n"
+    )
+    for name in MATRIX.upstreams:
+        make_series(TWO[0], folder=tmp_path, to=f"patches/{name}")
+        write_files(tmp_path / f"fork/{name}", {"flash_attn/fork.py": "", "flash_attn/fun.py": ""})
+        (tmp_path / f"fork/{name}.toml").write_text(table)
+    text = changes.render(MATRIX, tmp_path)
+    rows = (
+        "|---|---|---|---|\n| lines | Lines | – | 2 |\n| build | A build | 1 | – |\n\n### lines\n\nLines.\n\n"
+    )
+    told = "What and why.\n\nTwice as fast.\n\nProved by `tests/unit`.\n\nFiles: `flash_attn/f*.py`.\n\n"
+    assert text.count(f"{rows}{told}### build\n\nA build.\n\n#### Change line 20\n") == len(MATRIX.upstreams)
+    assert "\n\nUpstream: Pending. In `setup.py`.\n" in text
 
 
 def test_the_repository_s_changes_are_what_its_patches_say() -> None:

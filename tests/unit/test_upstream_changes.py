@@ -78,10 +78,10 @@ SPLIT = (
     "Ask for one split",
     {
         API: FILES[API].replace(
-            "set_params(params, 0);", "int fork_one_split = 1;\n    set_params(params, fork_one_split);"
+            "set_params(params, 0);", "int one_split_of_ours = 1;\n    set_params(params, one_split_of_ours);"
         )
     },
-    f"symbol fork_one_split in {API}",
+    f"symbol one_split_of_ours in {API}",
 )
 BIND = (
     "Bind a second name",

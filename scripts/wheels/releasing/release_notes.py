@@ -90,16 +90,19 @@ def _text(repository: Repository, commit: str) -> str:
 
 
 def parts(text: str) -> dict[str, Part]:
-    r"""What a CHANGES.md says, by distribution.
+    r"""What a CHANGES.md says, by distribution. A patch is told below its feature; once it stood alone.
 
     >>> parts("# Changes\n\n## a 1.0\n\nWhere.\n\n### One\n\nWhy.\n")
     {'a': Part(version='1.0', patches={'One': 'Why.'})}
+    >>> parts("## a 1.0\n\n### feature\n\nIt.\n\n#### One\n\nWhy.\n\n### other\n")["a"].patches
+    {'One': 'Why.'}
     """
     found = {}
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        head, *patches = re.split(r"^### ", section, flags=re.MULTILINE)
+        level = "####" if "\n#### " in section else "###"
+        head, *patches = re.split(rf"^{level} ", section, flags=re.MULTILINE)
         name, _, version = head.partition("\n")[0].partition(" ")
-        told = (patch.partition("\n") for patch in patches)
+        told = (patch.partition("\n### ")[0].partition("\n") for patch in patches)
         found[name] = Part(version, {subject: body.strip() for subject, _, body in told})
     return found
 
