@@ -1,8 +1,10 @@
-"""``patches``: what each patch is for and needs; of one, what it touches and reaches."""
+"""``patches``: what each patch is for and needs; of one, or of a file, what it touches and reaches."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -12,13 +14,16 @@ from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import affected_kernels, clone, ground, landed
+from scripts.series import affected_kernels, clone, features, file_reach, ground, landed, places
 from scripts.source import kernel_set
 
 if TYPE_CHECKING:
     import argparse
 
+    from scripts.series.features import Features
     from scripts.series.model import Series
+    from scripts.series.tree import Tree
+    from scripts.source.matrix import Matrix
 
 
 _PREFIX = "csrc/flash_attn/"
@@ -29,17 +34,18 @@ def add(commands: Any) -> None:
     parser = arguments.series_parser(commands, "patches")
     parser.add_argument(
         "patch",
-        metavar="PATCH",
+        metavar="PATCH|FILE",
         nargs="?",
-        help="of this one: which lines of upstream's it touches, which kernel files and wheels it reaches, "
-        "which tests",
+        help="of this patch: which lines of upstream's it touches, which kernel files and wheels it reaches, "
+        "which tests; of this file, in fork/ or of the tree: its feature, the patches that touch or call it, "
+        "which kernel files, which tests",
     )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
     if options.patch:
-        _reach(options)
+        _of_one(options)
         return
     loaded = arguments.chosen(options)
     prefix = f"{loaded.upstream.package}/" if loaded.upstream.package else _PREFIX
@@ -95,16 +101,86 @@ def _table(patches: Series, graph: dict[int, list[int]], prefix: str = _PREFIX) 
     return table
 
 
-def _reach(options: argparse.Namespace) -> None:
-    """Of one patch: what it touches, and what comes out otherwise with it."""
-    loaded = arguments.chosen(options)
+def _of_one(options: argparse.Namespace) -> None:
+    """Of one patch, or of one file."""
+    loaded, file = _file_of(options)
     with clone.view(loaded, options.source) as (patches, applied):
-        place = patches.named(options.patch)
-        patch = patches.patches[place]
         repository = Repository(applied.root, SeriesError)
-        commit = repository.commits(applied.base, applied.commit)[place]
-        base = ground.upstream_of(repository, applied.base)
-        reached = affected_kernels.reach(repository, base, commit, patch, layout.ROOT)
+        there = repository.files(applied.commit)
+        ends = [name for name in there if name.endswith(f"/{file}")]  # a file's name alone
+        if file in there or len(ends) == 1:
+            file = file if file in there else ends[0]
+            told = features.read(places.of(loaded).own)
+            found = file_reach.find(repository, applied.commit, file, patches, told, layout.ROOT)
+            _tell_file(found, loaded, patches, told, as_json=options.json)
+        elif "/" not in options.patch or options.patch.endswith(".patch"):
+            _reach(loaded, patches, applied, options)
+        else:
+            raise SeriesError(
+                f"{options.patch} is no file of fork/, none of {loaded.name}'s tree (--upstream chooses "
+                "another's), and no patch, which nox -s patches lists."
+            )
+
+
+def _file_of(options: argparse.Namespace) -> tuple[Matrix, str]:
+    """The upstream whose tree a file is of, and its path there, should a user mean a file.
+
+    Raises:
+        SeriesError: it lies in the folder of another upstream than --upstream names.
+    """
+    chosen = arguments.chosen(options)
+    path = os.path.relpath(options.patch, layout.ROOT) if Path(options.patch).is_absolute() else options.patch
+    path = os.path.normpath(path)
+    for loaded in chosen.each():
+        place = places.of(loaded)
+        for folder in filter(None, (place.own, place.source)):
+            beginning = f"{folder.relative_to(layout.ROOT).as_posix()}/"
+            if not path.startswith(beginning):
+                continue
+            if options.upstream not in (None, loaded.name):
+                raise SeriesError(
+                    f"{options.patch} is {loaded.name}'s, and --upstream says {options.upstream}."
+                )
+            return loaded, path.removeprefix(beginning)
+    return chosen, path
+
+
+def _tell_file(
+    found: file_reach.FileReach, loaded: Matrix, patches: Series, told: Features | None, *, as_json: bool
+) -> None:
+    """Of one file: what it is for."""
+    words = ",".join(kernel_set.spell_kernels(found.kernels)) if found.kernels else ""
+    if as_json:
+        facts = {**asdict(found), "upstream": loaded.name, "kernels": [k.name for k in found.kernels]}
+        console.result({**facts, "kernel_words": words})
+        return
+    titles = [
+        f"{name}: {told.entries[name].title}" if told and name in told.entries else name
+        for name in found.features
+    ]
+    numbers = {patch.name: f"{patch.number} {patch.subject}" for patch in patches.patches}
+    hooks = [numbers[h.patch] + (f" (through {h.through})" if h.through else "") for h in found.patches]
+    table = Table("what", found.path, show_lines=True)
+    table.add_row("whose", "ours" if found.ours else f"upstream's, {loaded.upstream.version}")
+    table.add_row("feature" if found.ours else "features of its patches", "\n".join(titles) or "none")
+    table.add_row(
+        "patches that call it" if found.ours else "patches that touch it", "\n".join(hooks) or "none"
+    )
+    if loaded.table.kind == "cuda":
+        count = f"{len(found.kernels)} of {len(kernel_set.ALL_KERNELS)} include it"
+        table.add_row("kernel files", f"{count} (--kernels {words})" if words else count)
+    table.add_row("tests", "\n".join(found.tests) or "none named")
+    console.out.print(table)
+
+
+def _reach(loaded: Matrix, patches: Series, applied: Tree, options: argparse.Namespace) -> None:
+    """Of one patch: what it touches, and what comes out otherwise with it."""
+    place = patches.named(options.patch)
+    patch = patches.patches[place]
+    repository = Repository(applied.root, SeriesError)
+    commit = repository.commits(applied.base, applied.commit)[place]
+    base = ground.upstream_of(repository, applied.base)
+    reached = affected_kernels.reach(repository, base, commit, patch, layout.ROOT)
     words = ",".join(kernel_set.spell_kernels(reached.kernels)) if reached.kernels else ""
     by_target = {
         target.name: [k.name for k in target.kernels if k in reached.kernels] for target in loaded.targets

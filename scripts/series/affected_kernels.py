@@ -47,6 +47,11 @@ def _reach(graph: dict[str, frozenset[str]], start: str) -> set[str]:
     return seen
 
 
+def including(graph: dict[str, frozenset[str]], path: str) -> tuple[Kernel, ...]:
+    """The kernel files that include a file, however deep."""
+    return tuple(k for k in ALL_KERNELS if path in _reach(graph, f"{_SOURCES}/src/{k.source}"))
+
+
 def kernels(repository: Repository, old: str, new: str) -> tuple[Kernel, ...]:
     """The kernel files whose objects may differ between two commits."""
     changed = set(repository.run("diff", "--name-only", old, new, "--", _SOURCES, writes=False).split("\n"))
@@ -90,6 +95,14 @@ def _places(repository: Repository, base: str, commit: str) -> Iterator[str]:
                 yield f"{file.path}:{lines[0]}" + (f"-{lines[-1]}" if lines[-1] > lines[0] else "")
 
 
+def tests(patch: Patch, root: Path) -> tuple[str, ...]:
+    """The tests of a patch's guards, and those that its message names and that a repository has."""
+    named = [guards.parse(text) for text in patch.guards]
+    found = [f"{guard.path}::{guard.what}" for guard in named if guard.kind == "test"]
+    found += [name for name in re.findall(r"\btests/[\w./]*\w", patch.body) if (root / name).exists()]
+    return tuple(dict.fromkeys(found))
+
+
 def reach(repository: Repository, base: str, commit: str, patch: Patch, root: Path) -> Reach:
     """What a patch of the series reaches.
 
@@ -102,14 +115,11 @@ def reach(repository: Repository, base: str, commit: str, patch: Patch, root: Pa
     """
     before = frozenset(repository.files(base))
     own = tuple(change.path for change in patch.files if change.path not in before)
-    named = [guards.parse(text) for text in patch.guards]
-    tests = [f"{guard.path}::{guard.what}" for guard in named if guard.kind == "test"]
-    tests += [name for name in re.findall(r"\btests/[\w./]*\w", patch.body) if (root / name).exists()]
     binding = any(change.path.startswith(_SOURCES) or change.path.endswith(".py") for change in patch.files)
     return Reach(
         tuple(_places(repository, base, commit)),
         own,
         kernels(repository, f"{commit}^", commit),
         binding,
-        tuple(dict.fromkeys(tests)),
+        tests(patch, root),
     )

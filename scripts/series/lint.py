@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from scripts.base import git
@@ -114,13 +113,7 @@ def _status(path: Path, patch: model.Patch, lines: list[str], ours: re.Pattern[s
 def _names(own: own_files.OwnFiles) -> re.Pattern[str]:
     """What of ours a line may name: fork_…, a header, or a module of ours."""
     words = [r"(?i:\b_?fork_\w*|\b\w*_fork\b)"]
-    for path in map(PurePosixPath, own.contents):
-        if path.suffix == ".h":
-            words.append(rf'(?<=["/]){re.escape(path.name)}(?=")')
-        elif path.suffix == ".py" and path.stem != "__init__":
-            words.append(rf"(?<![\w.]){re.escape('.'.join(path.with_suffix('').parts))}\b")
-            words.append(rf"(?<=from \.){path.stem}(?= import)")
-    return re.compile("|".join(words))
+    return re.compile("|".join([*words, *(own_files.naming(path).pattern for path in own.contents)]))
 
 
 def _whitespace(path: Path, number: int, line: str, file: str) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping  # noqa: TC003 - a dataclass holds it
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -82,6 +83,28 @@ def where_ours(package: str | None) -> str:
     if package:
         return f"{package}/*.py and its pyproject.toml"
     return "setup.py, flash_attn/**.py, flash_attn_2_cuda/**.py and csrc/flash_attn/"
+
+
+def naming(name: str) -> re.Pattern[str]:
+    r"""What a line that includes, imports or calls one of our files says.
+
+    >>> header, module = naming("csrc/flash_attn/src/fork_keys.h"), naming("flash_attn/determinism.py")
+    >>> lines = '#include "fork_keys.h"', "fork_keys::tile(64)", "keys"
+    >>> [header.search(line) is not None for line in lines]
+    [True, True, False]
+    >>> lines = "from .determinism import a", "from flash_attn.determinism import a", "a determinism"
+    >>> [module.search(line) is not None for line in lines]
+    [True, True, False]
+    """
+    path = PurePosixPath(name)
+    words = [rf"\b{path.stem}\b"] if path.stem.startswith("fork_") else []
+    if path.suffix != ".py":
+        words.append(rf'(?<=["/]){re.escape(path.name)}(?=")')
+    elif path.stem != "__init__":
+        parent = re.escape(".".join(path.parent.parts))
+        words.append(rf"(?<![\w.]){parent}\.{path.stem}\b|(?<=from \.){path.stem}(?= import)")
+        words.append(rf"(?:(?<=from \. import )|(?<=from {parent} import ))(?:[\w, ]*\b)?{path.stem}\b")
+    return re.compile("|".join(words or ["(?!)"]))
 
 
 def misplaced(own: OwnFiles, package: str | None) -> list[str]:
