@@ -62,7 +62,7 @@ def _entries(own: OwnFiles, series: Series, told: Features) -> Iterator[Problem]
     used = {patch.feature for patch in series.patches}
     for name, feature in told.entries.items():
         if not feature.files and name not in used:
-            yield Problem(told.path, told.line(name), f"{name} has no file, and no patch names it.")
+            yield Problem(told.path, told.line(name), f"{name} has no file, and no patch names it; drop it.")
         for pattern in feature.files:
             if not any(features.fits(path, pattern) for path in own.contents):
                 at = told.line(name, "files", pattern)

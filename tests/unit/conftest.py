@@ -25,7 +25,7 @@ from scripts.base import console, layout
 from scripts.base.errors import BuildError, SeriesError
 from scripts.base.git import Repository
 from scripts.base.pip import PipConfig
-from scripts.series import changes, export, formatting, model, tree
+from scripts.series import changes, export, formatting, model, places, tree
 from scripts.series.tree import Tree
 from scripts.source import kernel_set, matrix
 from scripts.source.upstream import Checkout, Source
@@ -262,6 +262,19 @@ def write_guard_test(root: Path, test: str) -> None:
         "@pytest.fixture\ndef tree(request):\n    return pathlib.Path(request.config.getoption('--tree'))\n"
     )
     write_files(root / "tests/guards", {"conftest.py": plugin, "test_it.py": test})
+
+
+def stand_on(root: Path, base: dict[str, str], own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands work on a repository that has patches/flash-attn, with own files, and apply its series."""
+    write_files(root / "fork/flash-attn", own)
+    shutil.copyfile(layout.MATRIX, root / "wheel_matrix.toml")
+    moved = {"ROOT": "", "MATRIX": "wheel_matrix.toml", "BUILD": "build", "SOURCE": "build/source"}
+    for name, path in moved.items():
+        monkeypatch.setattr(layout, name, root / path)
+    loaded = matrix.load(root / "wheel_matrix.toml")
+    place = places.of(loaded)
+    place.source.parent.mkdir()
+    tree.apply(model.read(place.patches, place.own), loaded.upstream, checkout_of(base), place.source)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from scripts.base.errors import GuardError, SeriesError
 from scripts.series import features, guards, lint_features, model, whole
 from scripts.series.own import OwnFiles
 from scripts.series.tree import Tree
-from tests.unit.conftest import write_files, write_guard_test
+from tests.unit.conftest import BASE, TWO, Command, Make, stand_on, write_files, write_guard_test
 
 TEST = "tests/guards/test_it.py::test_setup"
 TABLE = f"""# Features.
@@ -109,7 +110,10 @@ def test_each_of_our_own_files_belongs_to_one_feature(own: Path, series: model.S
             "files = ['flash_attn/*']\n[other.holds]\n'symbol x in y' = ''",
             ":8: other: holds 'symbol x in y': it is no t",
         ),
-        ("files = ['flash_attn/*']\n[last]\ntitle = 'Last'", ":7: last has no file, and no patch names it."),
+        (
+            "files = ['flash_attn/*']\n[last]\ntitle = 'Last'",
+            ":7: last has no file, and no patch names it; drop it.",
+        ),
         ("file = ['*']", ":6: other.file: unknown key"),
     ],
 )
@@ -166,6 +170,32 @@ def test_what_no_longer_holds_is_told_with_what_to_read(
         r"Read what follows from it\.\n(.*\n)*.*is_file",
     ):
         guards.require([], also=whole.faults(found))
+
+
+def test_guards_runs_what_features_hold_of_the_whole_tree(
+    make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    make_series((*TWO[0], "symbol twenty in setup.py"), folder=tmp_path, to="patches/flash-attn")
+    write_files(tmp_path, {"fork/flash-attn.toml": TABLE})
+    write_guard_test(tmp_path, "def test_setup(tree):\n    assert (tree / 'setup.py').is_file()\n")
+    stand_on(tmp_path, BASE, {"flash_attn/fork.py": "a = 1\n"}, monkeypatch)
+    done = command("guards", "--upstream", "flash-attn", "--json")
+    assert done.status == 0, done.err
+    guard, held = json.loads(done.out)
+    assert (held["feature"], held["patch"], held["whole"], held["discriminates"]) == (
+        "lines",
+        None,
+        True,
+        True,
+    )
+    assert guard.keys() == held.keys() - {"feature"}
+    assert "1 of the whole tree pass" in done.err
+    write_guard_test(tmp_path, "def test_setup(tree):\n    assert not (tree / 'setup.py').is_file()\n")
+    done = command("guards", "--upstream", "flash-attn")
+    assert done.status == GuardError.exit_code
+    assert "fork/flash-attn.toml:7: test" in done.err
+    assert "Read what follows from it." in done.err
+    assert command("guards", "line-20").status == 0, "of one patch, its own guards alone"
 
 
 def test_a_check_that_is_not_there_is_told_by_its_line(own: Path, applied: Tree) -> None:

@@ -398,6 +398,25 @@ def test_an_abort_takes_back_our_files_that_the_end_wrote(
     assert held(repository) == before
 
 
+def test_a_table_that_changed_after_a_kill_is_told_as_it_is(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a rebase writes from copies that it took before."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(reach, "kernels", killed)
+        with pytest.raises(KeyboardInterrupt):
+            start(repository, {"setup.py": "# new\n" + BASE["setup.py"]})
+    table = repository / "fork/flash-attn.toml"
+    table.write_text(table.read_text().replace("'All'", "'All of it'"))
+    Rebase(repository, repository / "build/rebase").proceed()
+    loaded = matrix.load(repository / "wheel_matrix.toml")
+    changes.check(repository / "CHANGES.md", changes.render(loaded, repository))
+
+
 def test_a_rebase_stops_where_the_whole_tree_lacks_what_a_feature_holds(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

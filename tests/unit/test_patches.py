@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scripts.base import layout
 from scripts.base.errors import SeriesError
 from scripts.commands import patches
-from scripts.series import model, places, tree
-from scripts.source import kernel_set, matrix
-from tests.unit.conftest import BASE, Command, Make, checkout_of, write_files
+from scripts.series import model
+from scripts.source import kernel_set
+from tests.unit.conftest import BASE, Command, Make, stand_on, write_files
 
 SRC = "csrc/flash_attn/src"
 KERNEL = kernel_set.ALL_KERNELS[0]
@@ -59,21 +58,9 @@ def test_eighty_columns_cut_no_name(make_series: Callable[..., Path]) -> None:
 def repository(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One like this, with its series applied, on which commands work."""
     root = tmp_path / "repository"
-    write_files(root / "fork", {f"flash-attn/{name}": text for name, text in OWN.items()})
     write_files(root, {"fork/flash-attn.toml": TABLE, "tests/emulator/test_it.py": ""})
     make_series(CALL, FRONT, base=FILES, folder=root, to="patches/flash-attn")
-    write_files(root, {"wheel_matrix.toml": layout.MATRIX.read_text(encoding="utf-8")})
-    for name, path in (
-        ("ROOT", ""),
-        ("MATRIX", "wheel_matrix.toml"),
-        ("BUILD", "build"),
-        ("SOURCE", "build/source"),
-    ):
-        monkeypatch.setattr(layout, name, root / path)
-    loaded = matrix.load(root / "wheel_matrix.toml")
-    place = places.of(loaded)
-    place.source.parent.mkdir()
-    tree.apply(model.read(place.patches, place.own), loaded.upstream, checkout_of(FILES), place.source)
+    stand_on(root, FILES, OWN, monkeypatch)
     return root
 
 
