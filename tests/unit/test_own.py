@@ -407,7 +407,7 @@ def test_a_table_that_changed_after_a_kill_is_told_as_it_is(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(reach, "kernels", killed)
+        during.setattr(affected_kernels, "kernels", killed)
         with pytest.raises(KeyboardInterrupt):
             start(repository, {"setup.py": "# new\n" + BASE["setup.py"]})
     table = repository / "fork/flash-attn.toml"
