@@ -107,24 +107,6 @@ def test_public_functions_of_a_python_upstream_are_found_in_every_release() -> N
     assert after - before == {"accum_order"}
 
 
-def test_our_headers_are_formatted(checkout: upstream.Checkout, tmp_path: Path) -> None:
-    applied = tree.apply(
-        model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn"),
-        MATRIX.upstream,
-        checkout,
-        tmp_path / "source",
-    )
-    folder = applied.root / "csrc/flash_attn"
-    headers = sorted(path for own in ("src/fork_*.h", "core/*", "api/*") for path in folder.glob(own))
-    assert len(headers) > 30
-    program = Path(sys.executable).with_name("clang-format")
-    style = f"--style=file:{ROOT / '.clang-format'}"
-    done = subprocess.run(
-        [program, "--dry-run", "--Werror", style, *headers], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
 # Releases, and the turns that move the series there.
 REBASED = {
     "2.8.3.post2": range(0, TURNS, 2),
