@@ -23,6 +23,7 @@ nox.options.sessions = ["check"]
 
 UNIT_TESTS = ("scripts", "tests/unit")  # and the examples in docstrings
 SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=worksteal")  # a process for each core
+WHEELS = ("flash-attn", "flash-attn-4")  # folders of fork/ with their Python
 COMMAND_ENVIRONMENT, DEVELOPER_ENVIRONMENT = "commands", "developers"  # sessions that make them
 _PROGRAMS: dict[str, Path | None] = {}  # the bin/ of each environment; None: --force-venv-backend none
 
@@ -120,6 +121,10 @@ def _lint(session: nox.Session, *arguments: str) -> None:
         _run(session, DEVELOPER_ENVIRONMENT, "ruff", "check", ".")
         _run(session, DEVELOPER_ENVIRONMENT, "ruff", "format", "--check", ".")
         _run(session, DEVELOPER_ENVIRONMENT, "mypy")
+        for wheel in WHEELS:  # each as it is alone, beside stubs of what it imports
+            path = os.pathsep.join([f"fork/{wheel}", f"fork/stubs/{wheel}"])
+            own = ("mypy", "--config-file", "fork/mypy.ini", f"fork/{wheel}")
+            _run(session, DEVELOPER_ENVIRONMENT, *own, env={"MYPYPATH": path})
         _run(session, DEVELOPER_ENVIRONMENT, "lint-imports")
         _lint_workflows(session)
 

@@ -391,3 +391,23 @@ def test_what_goes_wrong_on_it_is_said_as_on_the_long_way(long_way: list[str]) -
     with pytest.raises(RuntimeError, match="query and key must have the same dtype"):
         flash_attn_func(q, q.float(), q)
     assert long_way == ["dense"]
+
+
+def test_an_operator_looks_at_all_tensors_by_place_and_by_name() -> None:
+    class Own(torch.Tensor):
+        pass
+
+    taken: list[str] = []
+
+    def plain(q: torch.Tensor, k: torch.Tensor, scale: float, v: torch.Tensor) -> None:
+        taken.append("itself")
+
+    run = fork_front.operator(lambda *_, **__: taken.append("operator"), plain)
+    q, own = drawn(1, 1, 1, DIM), drawn(1, 1, 1, DIM).as_subclass(Own)
+    run(q, q, v=q, scale=1.0)
+    run(scale=1.0, v=q, k=q, q=q)
+    assert taken == ["itself", "itself"]
+    for call in ({"q": own}, {"k": own}, {"v": own}, {"v": None}):
+        run(**{"scale": 1.0, "q": q, "k": q, "v": q, **call})
+    run(q, own, v=q, scale=1.0)
+    assert taken[2:] == ["operator"] * 5

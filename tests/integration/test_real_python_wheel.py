@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shutil
@@ -57,6 +58,11 @@ def test_its_metadata_is_upstream_s(wheel: Path) -> None:
     assert fields(ours) == fields(theirs)
     assert ours.get_payload() == theirs.get_payload()
     assert ours["Version"] == f"{theirs['Version']}+det.{MATRIX.table.revision}"
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "fork/mypy.ini")
+    assert ours["Requires-Python"] == f">={settings['mypy']['python_version']}", (
+        "which our types are checked at"
+    )
 
 
 def test_it_holds_every_module_of_upstream_s_and_nothing_above_its_package(wheel: Path) -> None:

@@ -89,9 +89,9 @@ def test_kernels_for_caches_are_keyed_by_what_is_one_element_many_times(asked: A
             table = torch.empty(rows, columns, dtype=torch.int32, device=DEVICE).expand(len(q), -1)
             cache = torch.empty(40, 16, 4, 64, dtype=torch.bfloat16, device=DEVICE)
             flash_attn_with_kvcache(q, cache, cache, cache_seqlens=9, page_table=table)
-        return len(fork_kvcache._launch.compile_cache.cache)
+        return len(fork_kvcache.kernels.cache)
 
-    caches = (fork_kvcache._launch.compile_cache, interface._flash_attn_fwd.compile_cache)
+    caches = (fork_kvcache.kernels, interface._flash_attn_fwd.compile_cache)
     for cache in caches:
         cache.clear()
     found = [kernels(lambda q: q, 12, rows) for rows in (1, 3, 1, 3)]

@@ -607,18 +607,6 @@ def test_what_is_served(change: dict[str, Any], reason: str | None) -> None:
     assert fork_kernels.unserved(asked._replace(**change)) == reason
 
 
-def test_options_are_found_where_calls_have_them() -> None:
-    """By the signatures of flash_attn_2_cuda, whose arguments go by place."""
-    import inspect
-
-    signatures = {"fwd": "forward", "varlen_fwd": "varlen_forward"}
-    names = {"dropout_p": "p_dropout", "cache_leftpad": "leftpad_k"}
-    for name, places in fork_fa4._PLACES.items():
-        parameters = list(inspect.signature(getattr(fork_fa4.own, signatures.get(name, name))).parameters)
-        for option, place in places.items():
-            assert parameters[place] == names.get(option, option), (name, option)
-
-
 def test_scopes_nest_and_the_process_s_choice_is_under_them() -> None:
     with compiling():
         assert flash_attn.get_kernels() == ("fa2", "fa2")

@@ -26,13 +26,17 @@ import functools
 import inspect
 import os
 import warnings
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import flash_attn_2_cuda as flash_attn_gpu
 import torch
 
 flash_attn_gpu.check_environment()
-_VARIABLES = ("FA2_DETERMINISTIC", "FA2_SPLIT_SIZE", "FA2_DEBUG", "FA2_CHECK", "FA2_KERNELS", "FA2_KERNELS_OTHERWISE")
+_VARIABLES = (
+    *("FA2_DETERMINISTIC", "FA2_SPLIT_SIZE", "FA2_DEBUG", "FA2_CHECK"),
+    *("FA2_KERNELS", "FA2_KERNELS_OTHERWISE"),
+)
 for _name in sorted(os.environ):
     if _name.startswith("FA2_") and _name not in _VARIABLES:
         warnings.warn(f"flash_attn knows no variable {_name}; it knows {', '.join(_VARIABLES)}", stacklevel=2)
@@ -47,7 +51,7 @@ class DeterministicMode(NamedTuple):
     split_size: int
 
 
-def _split_size(split_size: Optional[int]) -> Optional[int]:
+def _split_size(split_size: int | None) -> int | None:
     if split_size is not None and (isinstance(split_size, bool) or not isinstance(split_size, int)):
         raise TypeError(f"split_size={split_size!r} is not an int (tokens) or None")
     return split_size
@@ -59,7 +63,7 @@ def _enabled(enabled: bool) -> bool:
     return enabled
 
 
-def set_deterministic_mode(enabled: bool = True, split_size: Optional[int] = None) -> None:
+def set_deterministic_mode(enabled: bool = True, split_size: int | None = None) -> None:
     """Turn the mode on or off for the whole process: every thread, from its next call on.
 
     A ``deterministic_mode(...)`` scope that is open goes before it.
@@ -84,12 +88,12 @@ def get_deterministic_mode() -> DeterministicMode:
 
 
 # The open scopes of this thread or task, the inner one last. Generators may close them in another order.
-_scopes: "contextvars.ContextVar[Tuple[deterministic_mode, ...]]" = contextvars.ContextVar(
+_scopes: "contextvars.ContextVar[tuple[deterministic_mode, ...]]" = contextvars.ContextVar(
     "flash_attn.deterministic_scopes", default=()
 )
 
 
-def _set_scopes(scopes: "Tuple[deterministic_mode, ...]") -> None:
+def _set_scopes(scopes: "tuple[deterministic_mode, ...]") -> None:
     _scopes.set(scopes)
     flash_attn_gpu.deterministic_scope.set(scopes[-1].mode if scopes else None)
 
@@ -126,8 +130,11 @@ def _close_scope(scope: "deterministic_mode") -> None:
 
 
 @_eager
-def _default(split_size: Optional[int]) -> int:
+def _default(split_size: int | None) -> int:
     return flash_attn_gpu.check_split_size(split_size)
+
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 class deterministic_mode(contextlib.ContextDecorator):
@@ -141,7 +148,7 @@ class deterministic_mode(contextlib.ContextDecorator):
     is a ``TypeError``, because its body runs after the call has returned.
     """
 
-    def __init__(self, enabled: bool = True, split_size: Optional[int] = None) -> None:
+    def __init__(self, enabled: bool = True, split_size: int | None = None) -> None:
         self.mode = (_enabled(enabled), _default(_split_size(split_size)))
 
     def __enter__(self) -> None:
@@ -150,7 +157,8 @@ class deterministic_mode(contextlib.ContextDecorator):
     def __exit__(self, *_: object) -> None:
         _close_scope(self)
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: _Decorated) -> _Decorated:
+        """The function, which opens the scope at each call."""
         kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         if any(kind(function) for kind in kinds):
             advice = (

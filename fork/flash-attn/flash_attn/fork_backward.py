@@ -9,11 +9,10 @@ import functools
 from typing import Any
 
 import torch
-
 from flash_attn import flash_attn_interface, fork_kernels
+from flash_attn.determinism import deterministic_mode, get_deterministic_mode
 from flash_attn.fork_bias_backward import FlashAttnMaskBiasFunc
 from flash_attn.fork_straight import StraightFunc
-from flash_attn.determinism import deterministic_mode, get_deterministic_mode
 
 
 def _keep_mode(function: Any) -> None:

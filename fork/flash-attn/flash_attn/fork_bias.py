@@ -29,7 +29,8 @@ padding.
 """
 
 import re
-from typing import Any, Callable, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -38,7 +39,8 @@ from .fork_bias_backward import FlashAttnMaskBiasFunc
 from .fork_bias_forward import padded
 
 
-def any_given(*terms: Optional[torch.Tensor]) -> bool:
+def any_given(*terms: torch.Tensor | None) -> bool:
+    """Whether a call has a mask, a bias or a sink."""
     return any(term is not None for term in terms)
 
 
@@ -46,22 +48,24 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    attn_mask: Optional[torch.Tensor],
-    attn_bias: Optional[torch.Tensor],
-    learnable_sink: Optional[torch.Tensor],
+    attn_mask: torch.Tensor | None,
+    attn_bias: torch.Tensor | None,
+    learnable_sink: torch.Tensor | None,
     dropout_p: float,
-    softmax_scale: Optional[float],
+    softmax_scale: float | None,
     causal: bool,
-    window_size: Tuple[int, int],
+    window_size: tuple[int, int],
     softcap: float,
-    alibi_slopes: Optional[torch.Tensor],
+    alibi_slopes: torch.Tensor | None,
     deterministic: bool,
     return_attn_probs: bool,
-    lengths: Tuple[Any, ...] = (None, None, 0, 0, None),
+    lengths: tuple[Any, ...] = (None, None, 0, 0, None),
 ) -> Any:
-    """``flash_attn_func``, and with lengths (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    block_table) ``flash_attn_varlen_func``, for calls with a mask, a bias or a sink; returns what
-    they do.
+    """Calls with a mask, a bias or a sink; returns what the public functions do.
+
+    Args:
+        lengths: of ``flash_attn_func`` nothing; of ``flash_attn_varlen_func`` cu_seqlens_q, cu_seqlens_k,
+            max_seqlen_q, max_seqlen_k and block_table. The other arguments are theirs.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of mask, bias or sink do not fit.
@@ -73,11 +77,11 @@ def attention(
         )
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5
-    tensors = [padded(t) for t in (q, k, v)]
-    options = (alibi_slopes, softmax_scale, causal, *window_size, softcap)
+    scalars = (softmax_scale, causal, *window_size, softcap)
     out, lse = FlashAttnMaskBiasFunc.apply(
-        *tensors, attn_mask, attn_bias, learnable_sink, dropout_p, deterministic, options, *lengths
-    )
+        padded(q), padded(k), padded(v), attn_mask, attn_bias, learnable_sink, dropout_p, deterministic,
+        alibi_slopes, scalars, *lengths,
+    )  # fmt: skip
     out = out[..., : v.shape[-1]]
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
 
@@ -92,7 +96,7 @@ learnable_sink: (nheads,), float32, float16 or bfloat16, or None. A score withou
 
 
 def document(*functions: Callable[..., Any]) -> None:
-    """Tell of mask, bias and sink in docstrings of upstream's, whose text a patch would conflict with at each release."""
+    """Tell of mask, bias and sink in upstream's docstrings, where a patch would conflict at each release."""
 
     def arguments(found: "re.Match[str]") -> str:
         return re.sub("(?m)^", found[1] + "    ", _ARGUMENTS.rstrip("\n")) + "\n" + found[0]

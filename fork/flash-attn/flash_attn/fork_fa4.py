@@ -10,26 +10,32 @@ What differs between the packages is mapped here:
 
 What stays different, in packed calls:
 
-- NaN or Inf in values past a sequence's end reaches its rows; in the backward pass also such queries and gradients of
-  the output. Past the end lie the next sequence, the unused rest of a buffer, and what ``seqused_k`` leaves out.
-- Gradients in one order ask for a ``max_seqlen`` that holds: one that is too short may wait for ever or write out of
-  bounds. FA2_CHECK=1 makes it a ValueError.
-- A ``max_seqlen`` that is a tensor is read on the host: the call waits for the GPU, and no CUDA graph can hold it.
+- NaN or Inf in values past a sequence's end reaches its rows; in the backward pass also such queries and
+  gradients of the output. Past the end lie the next sequence, the unused rest of a buffer, and what
+  ``seqused_k`` leaves out.
+- Gradients in one order ask for a ``max_seqlen`` that holds: one that is too short may wait for ever or write
+  out of bounds. FA2_CHECK=1 makes it a ValueError.
+- A ``max_seqlen`` that is a tensor is read on the host: the call waits for the GPU, and no CUDA graph can
+  hold it.
 """
 
 import contextlib
 import functools
 import importlib.util
+import inspect
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, TypeVar
 
-import flash_attn_2_cuda as own
+import flash_attn_2_cuda
 import torch
 
-Tensors = List[torch.Tensor]
+own: Any = flash_attn_2_cuda  # tests put upstream's extension in its place
+_Result = TypeVar("_Result")
+Tensors = list[torch.Tensor]
 _TARGET = os.environ.get("FLASH_ATTENTION_ARCH")  # what flash_attn.cute compiles for, whatever the GPU
 _CHECK = os.environ.get("FA2_CHECK") == "1"
 _LONGEST_WINDOW = 2**30  # as good as open, and a position plus it stays in 32 bits
@@ -48,12 +54,12 @@ def check_installed() -> None:
         raise RuntimeError(f"kernels 'fa4' need flash_attn.cute, which is not installed: {_INSTALL}")
     if not Path(spec.origin).with_name("fork_kvcache.py").exists():
         raise RuntimeError(
-            f"kernels 'fa4' need a flash_attn.cute with flash_attn_with_kvcache; {Path(spec.origin).parent} is "
-            f"upstream's or an older one: {_INSTALL}"
+            "kernels 'fa4' need a flash_attn.cute with flash_attn_with_kvcache; "
+            f"{Path(spec.origin).parent} is upstream's or an older one: {_INSTALL}"
         )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def cute() -> Any:
     """flash_attn.cute's interface."""
     check_installed()
@@ -65,7 +71,7 @@ def cute() -> Any:
 
 
 def check_usable(major: int) -> None:
-    """Raise RuntimeError unless flash_attn.cute imports and serves the current GPU; where there is none, it may."""
+    """Raise RuntimeError unless flash_attn.cute imports and serves the current GPU, if there is one."""
     cute()
     if _TARGET is None and not torch.cuda.is_available():
         return
@@ -77,7 +83,7 @@ def check_usable(major: int) -> None:
         )
 
 
-def capability(device: torch.device) -> Tuple[int, int]:
+def capability(device: torch.device) -> tuple[int, int]:
     """A GPU's compute capability; where FLASH_ATTENTION_ARCH names one, that."""
     if _TARGET is not None:
         found = int(cute()._get_device_arch())
@@ -85,12 +91,13 @@ def capability(device: torch.device) -> Tuple[int, int]:
     return _capability(device.index) if device.type == "cuda" else (0, 0)
 
 
-@functools.lru_cache(maxsize=None)
-def _capability(index: Optional[int]) -> Tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+@functools.cache
+def _capability(index: int | None) -> tuple[int, int]:
+    found: tuple[int, int] = torch.cuda.get_device_capability(index)
+    return found
 
 
-def provenance() -> Optional[Dict[str, Any]]:
+def provenance() -> dict[str, Any] | None:
     """What the flash_attn_4 wheel says of itself, where it is loaded."""
     module = sys.modules.get("flash_attn.cute")
     try:
@@ -101,28 +108,37 @@ def provenance() -> Optional[Dict[str, Any]]:
 
 # Arguments --------------------------------------------------------------------------------------------------
 
-_PLACES = {  # of what their kernels do not serve, in a call of flash_attn_2_cuda
-    "fwd": {"alibi_slopes": 4, "dropout_p": 5},
-    "varlen_fwd": {"cache_leftpad": 7, "alibi_slopes": 9, "dropout_p": 12},
-    "bwd": {"alibi_slopes": 9, "dropout_p": 10},
-    "varlen_bwd": {"alibi_slopes": 11, "dropout_p": 14},
-    "fork_fwd_kvcache": {"cache_leftpad": 9, "alibi_slopes": 11, "attn_mask": 20, "attn_bias": 21, "learnable_sink": 22},
+# What their kernels do not serve: arguments of flash_attn_2_cuda, and their names in public functions.
+_UNSERVED = {
+    "alibi_slopes": "alibi_slopes",
+    "p_dropout": "dropout_p",
+    "leftpad_k": "cache_leftpad",
+    "attn_mask": "attn_mask",
+    "attn_bias": "attn_bias",
+    "learnable_sink": "learnable_sink",
 }
 
 
-def options_of(name: str, given: Tuple[Any, ...]) -> Dict[str, Any]:
+@functools.cache
+def _places(name: str) -> dict[str, int]:
+    """Where a call has what is not served."""
+    parameters = inspect.signature(globals()[name]).parameters
+    return {_UNSERVED[option]: place for place, option in enumerate(parameters) if option in _UNSERVED}
+
+
+def options_of(name: str, given: tuple[Any, ...]) -> dict[str, Any]:
     """What a call has of the options that are not served: None or False where it has not."""
-    found = {option: given[place] for option, place in _PLACES[name].items()}
+    found = {option: given[place] for option, place in _places(name).items()}
     if "dropout_p" in found:
         found["dropout_p"] = float(found["dropout_p"]) != 0.0
     return found
 
 
-def _side(window: int) -> Optional[int]:
+def _side(window: int) -> int | None:
     return window if 0 <= window < _LONGEST_WINDOW else None
 
 
-def _options(scale: float, causal: bool, left: int, right: int, softcap: float) -> Dict[str, Any]:
+def _options(scale: float, causal: bool, left: int, right: int, softcap: float) -> dict[str, Any]:
     return {
         "softmax_scale": float(scale),
         "causal": bool(causal),
@@ -139,8 +155,12 @@ def _on(device: torch.device) -> Any:
     return torch.cuda.device(device)
 
 
-def _in_our_words(call: Callable[[], Any], *checked: Any) -> Any:
-    """The call's result; of one that fails, this package's own error if it has one: what is checked of a traced call."""
+def _in_our_words(call: Callable[[], _Result], *checked: Any) -> _Result:
+    """The call's result; of one that fails, this package's own error if it has one.
+
+    Args:
+        checked: arguments of ``check_traced``.
+    """
     try:
         return call()
     except Exception:
@@ -150,7 +170,7 @@ def _in_our_words(call: Callable[[], Any], *checked: Any) -> Any:
         raise
 
 
-def _check_longest(lengths: Dict[str, Any], used: Any = None) -> None:
+def _check_longest(lengths: dict[str, Any], used: Any = None) -> None:
     """With FA2_CHECK=1: wait for the GPU, and look for a sequence that is longer than the call says.
 
     Args:
@@ -174,11 +194,11 @@ def _check_longest(lengths: Dict[str, Any], used: Any = None) -> None:
 
 
 def _check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Their kernels take values of another head dim than the keys'; this package's results have no room for them."""
+    """Their kernels take values of another head dim than the keys'; results here have no room for those."""
     if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
         raise ValueError(
-            f"q, k and v must have one head_dim, and k and v one shape; they have {list(q.shape)}, {list(k.shape)} "
-            f"and {list(v.shape)}"
+            "q, k and v must have one head_dim, and k and v one shape; they have "
+            f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
         )
 
 
@@ -187,7 +207,7 @@ def _own_lse(lse: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num_(lse, nan=math.nan, posinf=math.inf, neginf=math.inf)
 
 
-# Calls ------------------------------------------------------------------------------------------------------
+# Calls, with the arguments of flash_attn_2_cuda's functions, by their names ------------------------------
 
 
 def _results(q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Tensors:
@@ -196,28 +216,30 @@ def _results(q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Tensors:
 
 
 def fwd(
-    q: Any, k: Any, v: Any, out: Any, _: Any, __: Any, scale: float, causal: bool, left: int, right: int,
-    softcap: float, *___: Any,
+    q: Any, k: Any, v: Any, out: Any, alibi_slopes: Any, p_dropout: float, softmax_scale: float, causal: bool,
+    window_left: int, window_right: int, softcap: float, return_softmax: bool, generator: Any,
 ) -> Tensors:  # fmt: skip
-    """out, lse, and what dropout would have; as flash_attn_2_cuda.fwd."""
-    options = _options(scale, causal, left, right, softcap)
+    """As flash_attn_2_cuda.fwd: out, lse, and what dropout would have."""
+    options = _options(softmax_scale, causal, window_left, window_right, softcap)
 
     def call() -> Tensors:
         _check_heads(q, k, v)
         result = torch.empty_like(q) if out is None else out
         with _on(q.device):
             _, lse, *_ = cute()._flash_attn_fwd(q, k, v, return_lse=True, out=result, **options)
-        limited = options["causal"] or left >= 0 or right >= 0
+        limited = options["causal"] or window_left >= 0 or window_right >= 0
         hides = k.shape[1] == 0 or (limited and q.shape[1] > k.shape[1])
         return _results(q, result, _own_lse(lse) if hides else lse)
 
-    return _in_our_words(call, (q, k, v, None), (0.0, scale, causal, left, right, softcap))
+    scalars = (0.0, softmax_scale, causal, window_left, window_right, softcap)
+    return _in_our_words(call, (q, k, v, None), scalars)
 
 
 def varlen_fwd(
-    q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_k: Any, _: Any, block_table: Any, __: Any,
-    max_seqlen_q: int, max_seqlen_k: int, ___: Any, scale: float, zero_tensors: bool, causal: bool, left: int, right: int,
-    softcap: float, *____: Any,
+    q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_k: Any, leftpad_k: Any,
+    block_table: Any, alibi_slopes: Any, max_seqlen_q: int, max_seqlen_k: int, p_dropout: float,
+    softmax_scale: float, zero_tensors: bool, causal: bool, window_left: int, window_right: int,
+    softcap: float, return_softmax: bool, generator: Any,
 ) -> Tensors:  # fmt: skip
     """As flash_attn_2_cuda.varlen_fwd, but for values past a sequence's end: they must be finite."""
     lengths = {
@@ -238,7 +260,7 @@ def varlen_fwd(
         with _on(q.device):
             _check_longest({**lengths, "cu_seqlens_k": cu_seqlens_k}, seqused_k)
             keys = _keys(k, cu_seqlens_k, seqused_k, block_table)
-            options = _options(scale, causal, left, right, softcap)
+            options = _options(softmax_scale, causal, window_left, window_right, softcap)
             _, lse, *_ = cute()._flash_attn_fwd(
                 q, k, v, return_lse=True, out=result, **lengths, **keys, **options
             )
@@ -247,11 +269,11 @@ def varlen_fwd(
     if block_table is not None:  # whose pages may be of other sizes than this package's
         return call()
     tables = (cu_seqlens_q, cu_seqlens_k, seqused_k, None, None)
-    scalars = (0.0, scale, causal, left, right, softcap)
+    scalars = (0.0, softmax_scale, causal, window_left, window_right, softcap)
     return _in_our_words(call, (q, k, v, None), scalars, tables, (max_seqlen_q, max_seqlen_k))
 
 
-def _keys(k: torch.Tensor, cu_seqlens_k: Any, seqused_k: Any, block_table: Any) -> Dict[str, Any]:
+def _keys(k: torch.Tensor, cu_seqlens_k: Any, seqused_k: Any, block_table: Any) -> dict[str, Any]:
     """Where the keys of packed sequences lie. In pages cu_seqlens_k tells their lengths."""
     if block_table is None:
         return {"cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
@@ -261,11 +283,11 @@ def _keys(k: torch.Tensor, cu_seqlens_k: Any, seqused_k: Any, block_table: Any) 
 
 
 def _gradients(
-    tensors: Tuple[Any, ...],
+    tensors: tuple[Any, ...],
     given: Tensors,
-    options: Dict[str, Any],
+    options: dict[str, Any],
     deterministic: bool,
-    lengths: Dict[str, Any],
+    lengths: dict[str, Any],
 ) -> Tensors:
     """dq, dk and dv, into what is given of them."""
     dout, q, k, v, out, lse = tensors
@@ -279,28 +301,34 @@ def _gradients(
 
 
 def bwd(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, _: Any, __: Any, scale: float, causal: bool,
-    left: int, right: int, softcap: float, deterministic: bool, *___: Any,
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, alibi_slopes: Any,
+    p_dropout: float, softmax_scale: float, causal: bool, window_left: int, window_right: int, softcap: float,
+    deterministic: bool, generator: Any = None, rng_state: Any = None,
 ) -> Tensors:  # fmt: skip
     """dq, dk, dv, and room of the size of flash_attn_2_cuda.bwd's fourth result."""
-    options = _options(scale, causal, left, right, softcap)
+    options = _options(softmax_scale, causal, window_left, window_right, softcap)
     found = _gradients((dout, q, k, v, out, lse), [dq, dk, dv], options, deterministic, {})
     rows = -(-q.shape[1] // 128) * 128
     return [*found, q.new_empty((q.shape[0], q.shape[2], rows), dtype=torch.float32)]
 
 
 def varlen_bwd(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, _: Any,
-    max_seqlen_q: int, max_seqlen_k: int, __: Any, scale: float, zero_tensors: bool, causal: bool, left: int, right: int,
-    softcap: float, deterministic: bool, *___: Any,
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, cu_seqlens_q: Any,
+    cu_seqlens_k: Any, alibi_slopes: Any, max_seqlen_q: int, max_seqlen_k: int, p_dropout: float,
+    softmax_scale: float, zero_tensors: bool, causal: bool, window_left: int, window_right: int,
+    softcap: float, deterministic: bool, generator: Any = None, rng_state: Any = None,
 ) -> Tensors:  # fmt: skip
-    """As bwd, of packed sequences: what lies past their ends must be finite, and max_seqlen_q and max_seqlen_k hold."""
-    grads = [torch.empty_like(t) if given is None else given for t, given in zip((q, k, v), (dq, dk, dv))]
+    """As bwd, of packed sequences.
+
+    What lies past their ends must be finite, and max_seqlen_q and max_seqlen_k hold.
+    """
+    pairs = zip((q, k, v), (dq, dk, dv), strict=True)
+    grads = [torch.empty_like(tensor) if given is None else given for tensor, given in pairs]
     if zero_tensors or max_seqlen_k == 0:
         for grad in grads:
             grad.zero_()
     if max_seqlen_k > 0:
-        options = _options(scale, causal, left, right, softcap)
+        options = _options(softmax_scale, causal, window_left, window_right, softcap)
         lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         longest = {"max_seqlen_q": int(max_seqlen_q), "max_seqlen_k": int(max_seqlen_k)}
         _check_longest({**lengths, **longest})
@@ -310,24 +338,29 @@ def varlen_bwd(
 
 
 def fork_fwd_kvcache(
-    q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cache_seqlens: Any, rotary_cos: Any, rotary_sin: Any, cache_batch_idx: Any,
-    _: Any, block_table: Any, __: Any, out: Any, scale: float, causal: bool, left: int, right: int, softcap: float,
-    rotary_interleaved: bool, ___: Any, ____: Any, _____: Any, ______: Any, wants_lse: bool,
+    q: Any, kcache: Any, vcache: Any, k: Any, v: Any, seqlens_k: Any, rotary_cos: Any, rotary_sin: Any,
+    cache_batch_idx: Any, leftpad_k: Any, block_table: Any, alibi_slopes: Any, out: Any, softmax_scale: float,
+    causal: bool, window_left: int, window_right: int, softcap: float, rotary_interleaved: bool,
+    num_splits: int, attn_mask: Any, attn_bias: Any, learnable_sink: Any, wants_lse: bool,
 ) -> Tensors:  # fmt: skip
-    """out, and lse where it is wanted; head dims that are no multiple of 8 are padded in copies of the caches, as in flash_attn_2_cuda."""
+    """As flash_attn_2_cuda.fork_fwd_kvcache, which has no wants_lse: out, and lse where it is wanted.
+
+    Head dims that are no multiple of 8 are padded in copies of the caches, as there.
+    """
     cute()
     from flash_attn.cute import flash_attn_with_kvcache
 
-    tensors = [q, k_cache, v_cache, k, v]
+    tensors = [q, kcache, vcache, k, v]
     padded = [own._padded(t) for t in tensors] if q.shape[-1] % 8 else tensors
     with _on(q.device):
         found = flash_attn_with_kvcache(
-            *padded, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, page_table=block_table,
-            softmax_scale=float(scale), causal=bool(causal), window_size=(_side(left), _side(right)),
-            softcap=max(float(softcap), 0.0), rotary_interleaved=bool(rotary_interleaved),
-            return_softmax_lse=wants_lse, out=out if padded is tensors else None,
+            *padded, rotary_cos, rotary_sin, seqlens_k, cache_batch_idx, page_table=block_table,
+            softmax_scale=float(softmax_scale), causal=bool(causal),
+            window_size=(_side(window_left), _side(window_right)), softcap=max(float(softcap), 0.0),
+            rotary_interleaved=bool(rotary_interleaved), return_softmax_lse=wants_lse,
+            out=out if padded is tensors else None,
         )  # fmt: skip
     result, lse = found if wants_lse else (found, None)
     if padded is not tensors:
-        result = own._cut(result, out, (k_cache, v_cache), padded[1:3] if k is not None else None)
+        result = own._cut(result, out, (kcache, vcache), padded[1:3] if k is not None else None)
     return [result, _own_lse(lse) if wants_lse else None]

@@ -1,19 +1,20 @@
-"""Which kernels flash_attn's functions run on: this package's, or FlashAttention-4's from the flash_attn_4 wheel.
+"""Which kernels flash_attn's functions run on: this package's, or FlashAttention-4's, of flash_attn_4.
 
 ``set_kernels("fa4")`` chooses for the process, ``with kernels("fa4"):`` for a thread or asyncio task.
-FlashAttention-4's kernels are for Hopper (compute capability 9.x). They serve dense, packed and varlen calls, and
-those on a cache, forward and backward. Which calls they serve follows from the GPU, dtype, head dim and
-options alone, never from shapes or lengths: with the deterministic mode on, decode has the bits of prefill on them too.
-They do not serve ALiBi slopes, dropout, attn_mask, attn_bias, learnable_sink and cache_leftpad, nor head dims that are no multiple
-of 16 once padded to one of 8. Such calls run on this package's kernels, or with ``otherwise="error"`` are a
-``NotImplementedError``.
+FlashAttention-4's kernels are for Hopper (compute capability 9.x). They serve dense, packed and varlen calls,
+and those on a cache, forward and backward. Which calls they serve follows from the GPU, dtype, head dim and
+options alone, never from shapes or lengths: with the deterministic mode on, decode has the bits of prefill on
+them too. They do not serve ALiBi slopes, dropout, attn_mask, attn_bias, learnable_sink and cache_leftpad, nor
+head dims that are no multiple of 16 once padded to one of 8. Such calls run on this package's kernels, or
+with ``otherwise="error"`` are a ``NotImplementedError``.
 
 Bits depend on the kernels. A call's gradients are computed by those that its forward call ran on. A
 ``torch.compile``d function obeys what it runs under, and its gradients the process-wide choice.
 
 Environment, read when ``flash_attn`` is imported (a value that is none of these is a ``ValueError``):
     FA2_KERNELS: ``fa2`` or ``fa4``, the process-wide choice to start with. Default ``fa2``.
-    FA2_KERNELS_OTHERWISE: ``fa2`` or ``error``, what becomes of calls that they do not serve. Default ``fa2``.
+    FA2_KERNELS_OTHERWISE: ``fa2`` or ``error``, what becomes of calls that they do not serve. Default
+        ``fa2``.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ import inspect
 import os
 import sys
 from collections import Counter
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -34,7 +36,7 @@ __all__ = ["Kernels", "get_kernels", "kernels", "set_kernels"]
 
 FAMILIES, OTHERWISE = ("fa2", "fa4"), ("fa2", "error")
 SERVED_DTYPES = (torch.float16, torch.bfloat16)
-# Once padded to a multiple of 8, as ever: those at which all of their kernels compile, of caches and gradients too.
+# Padded to a multiple of 8, as ever: those at which all of their kernels compile, of caches and gradients.
 SERVED_HEAD_DIMS = frozenset(range(16, 257, 16))
 SERVED_CAPABILITY = 9  # its major part
 LARGEST_HEAD_DIM = 256  # of any kernels
@@ -54,14 +56,14 @@ class Kernels(NamedTuple):
 class Asked(NamedTuple):
     """All of a call that decides which kernels serve it. Shapes and lengths are not among it."""
 
-    capability: Tuple[int, int]
+    capability: tuple[int, int]
     dtype: torch.dtype
     head_dim: int
-    options: Tuple[str, ...] = ()  # what it has that may not be served
+    options: tuple[str, ...] = ()  # what it has that may not be served
 
 
-@functools.lru_cache(maxsize=None)
-def unserved(asked: Asked) -> Optional[str]:
+@functools.cache
+def unserved(asked: Asked) -> str | None:
     """What FlashAttention-4's kernels do not serve of a call; None where they serve it."""
     if asked.capability[0] != SERVED_CAPABILITY:
         return "compute capability {}.{}".format(*asked.capability)
@@ -93,7 +95,7 @@ def _of_environment() -> Kernels:
 
 
 _process = _of_environment()
-_scopes: "contextvars.ContextVar[Tuple[kernels, ...]]" = contextvars.ContextVar(
+_scopes: "contextvars.ContextVar[tuple[kernels, ...]]" = contextvars.ContextVar(
     "flash_attn.kernels_scopes", default=()
 )
 if _process.family == "fa4":
@@ -113,7 +115,7 @@ def _prepared(family: str, otherwise: str) -> Kernels:
 
 
 def set_kernels(family: str = "fa2", otherwise: str = "fa2") -> None:
-    """Choose the kernels for the whole process: every thread, from its next call on. An open scope goes before it.
+    """Choose the kernels for the whole process: every thread, from its next call on. Scopes go first.
 
     Args:
         family: ``"fa2"``, this package's; ``"fa4"``, those of the flash_attn_4 wheel.
@@ -134,11 +136,15 @@ def get_kernels() -> Kernels:
     return scopes[-1].choice if scopes else _process
 
 
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
 class kernels(contextlib.ContextDecorator):
     """Choose the kernels inside a ``with`` block, or for a function that it decorates.
 
-    It holds for this thread or asyncio task alone, as ``deterministic_mode`` does: threads started inside do not
-    inherit it, nor does activation checkpointing in backward. Arguments and errors as in :func:`set_kernels`.
+    It holds for this thread or asyncio task alone, as ``deterministic_mode`` does: threads started inside do
+    not inherit it, nor does activation checkpointing in backward. Arguments and errors as in
+    :func:`set_kernels`.
     """
 
     def __init__(self, family: str = "fa2", otherwise: str = "fa2") -> None:
@@ -158,7 +164,8 @@ class kernels(contextlib.ContextDecorator):
             )
         _scopes.set(scopes[: places[-1]] + scopes[places[-1] + 1 :])
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: _Decorated) -> _Decorated:
+        """The function, which opens the scope at each call."""
         late = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         if any(kind(function) for kind in late):  # its body runs after the call has returned
             raise TypeError(f"kernels() cannot decorate {function!r}: open the scope inside its body")
@@ -172,7 +179,7 @@ def note(ctx: Any) -> None:
 
 
 def noted(ctx: Any) -> Any:
-    """A scope with the choice that was noted. A forward call that ran before anybody chose ran on this package's."""
+    """A scope with the choice that was noted. Calls before anybody chose ran on this package's kernels."""
     if not ON:
         return contextlib.nullcontext()
     scope = kernels("fa2")
@@ -182,7 +189,7 @@ def noted(ctx: Any) -> Any:
 
 
 def told() -> Any:
-    """For fork_info: the choice, how many calls which kernels ran, and what fa4's are made of where they are loaded."""
+    """For fork_info: the choice, how many calls which kernels ran, and what fa4's are made of if loaded."""
     choice = get_kernels()
     return {**choice._asdict(), "calls": dict(_calls), "flash_attn_4": fork_fa4.provenance()}
 
@@ -191,7 +198,12 @@ def told() -> Any:
 
 
 def takes_fa4(function: str, q: torch.Tensor, **options: Any) -> bool:
-    """Whether a call runs on FlashAttention-4's kernels; options: what it has of those that they do not serve.
+    """Whether a call runs on FlashAttention-4's kernels.
+
+    Args:
+        function: its name, for people.
+        q: the queries.
+        options: what the call has of those that they do not serve; None and False: it has it not.
 
     Raises:
         NotImplementedError: they do not serve it, and calls are not to go elsewhere.
@@ -213,7 +225,7 @@ def takes_fa4(function: str, q: torch.Tensor, **options: Any) -> bool:
     return reason is None
 
 
-def _tell(function: str, reason: Optional[str]) -> None:
+def _tell(function: str, reason: str | None) -> None:
     _calls["fa4" if reason is None else f"fa2: {reason}"] += 1
     if _DEBUG:
         words = "kernels=fa4" if reason is None else f"kernels=fa2, for fa4's do not serve {reason}"
@@ -244,7 +256,7 @@ def fork_fwd_kvcache(*given: Any) -> Any:
     return _run_eagerly("fork_fwd_kvcache", given) if ON else fork_fa4.own.fork_fwd_kvcache(*given[:-1])
 
 
-def _run(name: str, given: Tuple[Any, ...]) -> Any:
+def _run(name: str, given: tuple[Any, ...]) -> Any:
     options = fork_fa4.options_of(name, given)
     first = given[1] if name.endswith("bwd") else given[0]  # q
     if takes_fa4(name, first, **options):

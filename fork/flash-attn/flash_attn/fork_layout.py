@@ -1,7 +1,5 @@
 """Where the rows of a tensor lie: kernels load 16 bytes at once."""
 
-from typing import Optional
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -13,25 +11,24 @@ def is_aligned(tensor: torch.Tensor) -> bool:
     """Whether all rows, of the last dimension, begin at multiples of 16 bytes."""
     if type(tensor) is FakeTensor:  # lies nowhere; but rows an element apart are never all aligned
         return not any(
-            length > 1 and stride == 1 for length, stride in zip(tensor.shape[:-1], tensor.stride())
+            length > 1 and stride == 1
+            for length, stride in zip(tensor.shape[:-1], tensor.stride(), strict=False)
         )
     rows = 0
     for stride in tensor.stride()[:-1]:
         rows |= stride
     size = tensor.element_size()
-    if (
-        not (tensor.data_ptr() | rows * size) % BYTES
-    ):  # nearly all tensors: what every call takes is up to here
+    if not (tensor.data_ptr() | rows * size) % BYTES:  # nearly all: what each call takes is up to here
         return True
-    used = [stride for length, stride in zip(tensor.shape[:-1], tensor.stride()) if length > 1]
+    rows_apart = zip(tensor.shape[:-1], tensor.stride(), strict=False)
+    used = [stride for length, stride in rows_apart if length > 1]
     return tensor.numel() == 0 or not (
         tensor.data_ptr() % BYTES or any(stride * size % BYTES for stride in used)
     )
 
 
-def loadable(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """The tensor, or a copy of one whose elements are floating-point and whose rows are not aligned or have
-    gaps.
+def loadable(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The tensor, or a copy of a floating-point one whose rows are not aligned or have gaps.
 
     A copy for alignment's sake has its dimensions in the order of the tensor's, so that ``result_like`` gives
     both the same strides.
@@ -43,24 +40,22 @@ def loadable(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     if is_aligned(tensor) or not tensor.is_floating_point():
         return tensor
     copy = tensor.clone()
-    return (
-        copy if copy.stride()[-1] == 1 else tensor.contiguous()
-    )  # of rows that overlap an order may begin with theirs
+    # Of rows that overlap, the order of dimensions may begin with theirs.
+    return copy if copy.stride()[-1] == 1 else tensor.contiguous()
 
 
 def result_like(tensor: torch.Tensor) -> torch.Tensor:
     """``empty_like``, but for rows whose elements would not follow each other: kernels write whole rows."""
     result = torch.empty_like(tensor)
-    return (
-        result
-        if result.stride()[-1] == 1
-        else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    )
+    if result.stride()[-1] == 1:
+        return result
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def is_far(tensor: torch.Tensor) -> bool:
     """Whether tokens, of the dimension before those of heads and elements, lie too far apart for backward."""
-    return tensor.shape[-3] > 1 and tensor.stride(-3) >= FAR
+    far: bool = tensor.shape[-3] > 1 and tensor.stride(-3) >= FAR
+    return far
 
 
 def steppable(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,6 +78,7 @@ def check(**caches: torch.Tensor) -> None:
     for name, cache in caches.items():
         if cache.shape[-1] % 8 == 0 and not is_aligned(cache):
             raise ValueError(
-                f"{name} (strides {cache.stride()}, begun {cache.data_ptr() % BYTES} bytes past a multiple of {BYTES}) has rows that begin "
-                f"at no multiple of {BYTES} bytes: a cache is used in place, so allocate one whose rows do"
+                f"{name} (strides {cache.stride()}, begun {cache.data_ptr() % BYTES} bytes past a "
+                f"multiple of {BYTES}) has rows that begin at no multiple of {BYTES} bytes: a cache "
+                "is used in place, so allocate one whose rows do"
             )

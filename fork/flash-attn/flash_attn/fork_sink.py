@@ -1,20 +1,18 @@
 """``learnable_sink``: a score without a key that joins each row's softmax, one for each head of queries.
 
 Models such as gpt-oss learn it: a row may attend to nothing. A row's weights are then
-``exp(score) / (sum of exp(scores) + exp(sink))``, and add up to less than one. The sink joins once, at the end
-of a row's fold, so with the deterministic mode on the row contract holds. It is no key: softmax_scale, softcap,
-masks, biases and windows leave it as it is. A row that sees no key gives zeros.
+``exp(score) / (sum of exp(scores) + exp(sink))``, and add up to less than one. The sink joins once, at the
+end of a row's fold, so with the deterministic mode on the row contract holds. It is no key: softmax_scale,
+softcap, masks, biases and windows leave it as it is. A row that sees no key gives zeros.
 
-``learnable_sink`` is (nheads,), float32, float16 or bfloat16, contiguous, on the device of q; -inf is no sink.
-It does not go with dropout, nor with alibi_slopes where attention is causal or window_size ends in 0.
+``learnable_sink`` is (nheads,), float32, float16 or bfloat16, contiguous, on the device of q; -inf is no
+sink. It does not go with dropout, nor with alibi_slopes where attention is causal or window_size ends in 0.
 
 The log-sum-exp that functions return is that of the keys alone. With the sink it is
 ``torch.logaddexp(lse, learnable_sink[:, None])``.
 
 The gradient of a sink is a sum over all rows of its head in float32, in one order: the same from run to run.
 """
-
-from typing import Optional
 
 import torch
 
@@ -32,7 +30,7 @@ def joined(lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
 
 
 def gradient(
-    sink: torch.Tensor, lse: torch.Tensor, softmax_d: torch.Tensor, cu_seqlens_q: Optional[torch.Tensor]
+    sink: torch.Tensor, lse: torch.Tensor, softmax_d: torch.Tensor, cu_seqlens_q: torch.Tensor | None
 ) -> torch.Tensor:
     """Of the sink: minus its weight in a row times the row's sum of dout * out, over all rows.
 

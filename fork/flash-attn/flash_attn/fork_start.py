@@ -25,9 +25,9 @@ def _asked() -> str:
     return name if package == "flash_attn" and name in _ALONE else ""
 
 
-def _module(words):  # type: ignore[no-untyped-def]
+def _module(words: "list[str]") -> str:
     """What follows Python's own -m, which may stand in one word with it or with other options."""
-    for word, after in zip(words, words[1:] + [""]):
+    for word, after in zip(words, [*words[1:], ""]):
         found = re.match("-[^-WXc]*?m(.*)", word)
         if found:
             return found.group(1) or after

@@ -3,11 +3,11 @@
 At batch 1 attention takes the host longer than the GPU. So a call on plain tensors that nothing traces is not
 looked at in Python: the core checks it, and says whether kernels can load its tensors as they lie. Functions
 here give None for a call that they do not serve, and for one that fails in the core, before its launch: the
-caller then takes the long way, which runs it or says what is wrong. What is imported from here is for calls on a
-cache, which fork_front.py makes itself.
+caller then takes the long way, which runs it or says what is wrong. What is imported from here is for calls
+on a cache, which fork_front.py makes itself.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import flash_attn_2_cuda as flash_attn_gpu
 import torch
@@ -25,13 +25,15 @@ _fwd_kvcache_short = flash_attn_gpu._fwd_kvcache_short
 _split_size, _MANNER = flash_attn_gpu._split_size, flash_attn_gpu.RUN_LOADABLE
 _NO_DROPOUT = flash_attn_gpu._NO_DROPOUT
 _mode = flash_attn_gpu.get_deterministic_mode
-# How torch.compile's code allocates, past torch's dispatcher: (sizes, strides, dtype) on the current device. A
-# torch without it leaves calls to torch.empty.
+# How torch.compile's code allocates, past torch's dispatcher: (sizes, strides, dtype) on the current device.
+# A torch without it leaves calls to torch.empty.
 _needs_gpu = flash_attn_gpu.NEEDS_GPU
-_strided = getattr(torch._C._dynamo.guards, f"_empty_strided_{'cuda' if _needs_gpu else 'cpu'}", None)
-_current_device = getattr(torch._C, "_cuda_getDevice", None) if _needs_gpu else lambda: -1  # the CPU
+_strided: Any = getattr(torch._C._dynamo.guards, f"_empty_strided_{'cuda' if _needs_gpu else 'cpu'}", None)
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None) if _needs_gpu else (lambda: -1)  # the CPU
 if _strided is None or _current_device is None:
-    _current_device = lambda: None  # noqa: E731
+
+    def _current_device() -> None:
+        """No GPU's number: no call allocates so."""
 
 
 def _is_plain(q: Any, k: Any, v: Any) -> bool:
@@ -46,15 +48,20 @@ def _is_plain(q: Any, k: Any, v: Any) -> bool:
     )
 
 
-def results(q: Any, b: int, seqlen_q: int, h: int, d: int, wants_lse: bool) -> Tuple[Any, Any]:
+def results(q: Any, b: int, seqlen_q: int, h: int, d: int, wants_lse: bool) -> tuple[Any, Any]:
     """Memory for out and lse, whose every element a call writes.
 
     For contiguous queries on the current GPU in less time than torch.empty takes: lse in half of it.
     """
     # The current GPU is asked for only where a tensor is on one: that starts CUDA.
-    is_plain = type(q) is _Tensor and q.is_contiguous() and ((at := q.get_device()) >= 0 or not _needs_gpu)
-    if is_plain and at == _current_device():
-        out = _strided((b, seqlen_q, h, d), (seqlen_q * h * d, h * d, d, 1), q.dtype)
+    if (
+        type(q) is _Tensor
+        and q.is_contiguous()
+        and ((at := q.get_device()) >= 0 or not _needs_gpu)
+        and at == _current_device()
+    ):
+        row = h * d
+        out = _strided((b, seqlen_q, h, d), (seqlen_q * row, row, d, 1), q.dtype)
         return out, _strided((b, h, seqlen_q), (h * seqlen_q, seqlen_q, 1), _float32) if wants_lse else None
     lse = _empty(b, h, seqlen_q, dtype=_float32, device=q.device) if wants_lse else None
     return _empty_like(q), lse
@@ -64,9 +71,11 @@ def _dense(
     q: Any, k: Any, v: Any, wants_lse: bool, split_size: int,
     scale: Any, causal: Any, window: Any, softcap: Any, slopes: Any, mask: Any, bias: Any,
     sink: Any = None,
-) -> Optional[Tuple[Any, Any]]:  # fmt: skip
-    """out and lse; the core has memory of its own for one that nobody wants, for an allocation takes a fifth of
-    a short call."""
+) -> tuple[Any, Any] | None:  # fmt: skip
+    """Return out and lse; None: a call that is not served.
+
+    The core has memory of its own for an lse that nobody wants: an allocation takes a fifth of a short call.
+    """
     b, seqlen_q, h, d = q.shape
     if d % 8:
         return None
@@ -83,7 +92,7 @@ def _varlen(
     q: Any, k: Any, v: Any, lengths: Any, longest: Any, wants_lse: bool, split_size: int,
     scale: Any, causal: Any, window: Any, softcap: Any, slopes: Any, mask: Any, bias: Any,
     sink: Any = None,
-) -> Optional[Tuple[Any, Any]]:  # fmt: skip
+) -> tuple[Any, Any] | None:  # fmt: skip
     cu_seqlens_q, cu_seqlens_k, block_table = lengths
     total_q, h, d = q.shape
     if d % 8:
@@ -92,9 +101,9 @@ def _varlen(
     out = _empty_like(q)
     lse = _empty(h, total_q, dtype=_float32, device=q.device) if wants_lse else None
     ran = _varlen_fwd(
-        q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, None, None, block_table, slopes, mask, bias, *longest, 0.0,
-        d**-0.5 if scale is None else scale, False, causal, *window, softcap, split_size, _MANNER, *_NO_DROPOUT,
-        sink,
+        q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, None, None, block_table, slopes, mask, bias,
+        *longest, 0.0, d**-0.5 if scale is None else scale, False, causal, *window, softcap, split_size,
+        _MANNER, *_NO_DROPOUT, sink,
     )  # fmt: skip
     return (out, lse) if ran else None
 
@@ -112,16 +121,18 @@ class StraightFunc(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, call: Any) -> Any:
-        """call: packed, the options up to the slopes, and deterministic. packed: None, or (cu_seqlens_q,
-        cu_seqlens_k, block_table) and the longest lengths."""
-        packed, options, _ = call
+        """Return out.
+
+        Args:
+            call: packed, the options up to the slopes, and deterministic. packed: None, or (cu_seqlens_q,
+                cu_seqlens_k, block_table) and the longest lengths.
+        """
+        packed, (scale, causal, window, softcap, slopes), _ = call
         mode = _mode()  # once: another thread may change it
         split_size = mode[1] if mode[0] else 0
         try:
-            if packed:
-                found = _varlen(q, k, v, *packed, True, split_size, *options, None, None)
-            else:
-                found = _dense(q, k, v, True, split_size, *options, None, None)
+            own = (True, split_size, scale, causal, window, softcap, slopes, None, None)
+            found = _varlen(q, k, v, packed[0], packed[1], *own) if packed else _dense(q, k, v, *own)
         except Exception as error:
             raise _NotServed from error
         if found is None:
@@ -170,7 +181,7 @@ def _records(q: Any, k: Any, v: Any, bias: Any, sink: Any) -> bool:
 
 def _recorded(
     q: Any, k: Any, v: Any, packed: Any, options: Any, deterministic: bool, mask: Any, bias: Any, sink: Any
-) -> Optional[torch.Tensor]:
+) -> torch.Tensor | None:
     if not (mask is bias is sink is None):
         return None
     try:  # hooks on saved tensors run in here, and raise what they want
@@ -180,9 +191,9 @@ def _recorded(
 
 
 def dense(
-    q: Any, k: Any, v: Any, scale: Any, causal: Any, window: Any, softcap: Any, slopes: Any, deterministic: bool,
-    mask: Any, bias: Any, sink: Any,
-) -> Optional[torch.Tensor]:  # fmt: skip
+    q: Any, k: Any, v: Any, scale: Any, causal: Any, window: Any, softcap: Any, slopes: Any,
+    deterministic: bool, mask: Any, bias: Any, sink: Any,
+) -> torch.Tensor | None:  # fmt: skip
     """``flash_attn_func`` without dropout."""
     if not _is_plain(q, k, v):
         return None
@@ -190,7 +201,8 @@ def dense(
         options = (scale, causal, window, softcap, slopes)
         return _recorded(q, k, v, None, options, deterministic, mask, bias, sink)
     try:
-        found = _dense(q, k, v, False, _split_size(), scale, causal, window, softcap, slopes, mask, bias, sink)
+        size = _split_size()
+        found = _dense(q, k, v, False, size, scale, causal, window, softcap, slopes, mask, bias, sink)
     except Exception:
         return None
     return found and found[0]
@@ -199,7 +211,7 @@ def dense(
 def varlen(
     q: Any, k: Any, v: Any, lengths: Any, longest: Any, scale: Any, causal: Any, window: Any, softcap: Any,
     slopes: Any, deterministic: bool, mask: Any, bias: Any, sink: Any,
-) -> Optional[torch.Tensor]:  # fmt: skip
+) -> torch.Tensor | None:  # fmt: skip
     """``flash_attn_varlen_func`` without dropout; lengths are cu_seqlens_q, cu_seqlens_k and block_table."""
     if not _is_plain(q, k, v):
         return None

@@ -30,16 +30,17 @@ def check() -> None:
 
 
 def _load_tvm_ffi(torch: Any) -> None:
-    """Import apache-tvm-ffi: it loads the library that ours needs, and what torch before 2.10 exchanges tensors by.
+    """Import apache-tvm-ffi, which loads what our library needs, and what torch before 2.10 gives tensors by.
 
-    torch-c-dlpack-ext has that compiled, but not for the C++ ABI of before C++11, which torch's own wheels have up
-    to 2.6. There apache-tvm-ffi compiles it, once for each user, unless it finds the other, which does not load.
+    torch-c-dlpack-ext has that compiled, but not for the C++ ABI of before C++11, which torch's own wheels
+    have up to 2.6. There apache-tvm-ffi compiles it, once for each user, unless it finds the other, which
+    does not load.
     """
     compiles = not torch.compiled_with_cxx11_abi() and "torch_c_dlpack_ext" not in sys.modules
     if compiles:
         sys.modules["torch_c_dlpack_ext"] = None  # type: ignore[assignment]  # as if it were not installed
-    # It adds nothing to a torch that has both, but asks whether there is a GPU: that takes 0.2 s, and processes
-    # forked after it cannot use CUDA.
+    # It adds nothing to a torch that has both, but asks whether there is a GPU: that takes 0.2 s, and
+    # processes forked after it cannot use CUDA.
     has_both = hasattr(torch.Tensor, _EXCHANGE) and hasattr(torch.cuda.Stream, "__cuda_stream__")
     spared = has_both and _SPARE_TORCH not in os.environ
     if spared:
@@ -58,8 +59,8 @@ def _load_tvm_ffi(torch: Any) -> None:
     if compiles and not hasattr(torch.Tensor, _EXCHANGE):
         raise ImportError(
             f"torch {torch.__version__} has the C++ ABI of before C++11, for which apache-tvm-ffi compiles a "
-            "library when it is first imported. That failed: it needs a C++ compiler and, beside a GPU, CUDA's "
-            "headers (CUDA_HOME). Or install torch 2.7 or newer."
+            "library when it is first imported. That failed: it needs a C++ compiler and, beside a GPU, "
+            "CUDA's headers (CUDA_HOME). Or install torch 2.7 or newer."
         )
 
 
@@ -73,6 +74,7 @@ def _check_cuda(built: Any, torch: Any) -> None:
     if here.split(".")[0] != wanted:
         other = here.split(".")[0]
         raise ImportError(
-            f"this flash_attn was built for CUDA {wanted}; torch {torch.__version__} is built for CUDA {here}. "
-            f"Install the flash_attn wheel whose version ends in cu{other}, or a torch for CUDA {wanted}."
+            f"this flash_attn was built for CUDA {wanted}; torch {torch.__version__} is built for CUDA "
+            f"{here}. Install the flash_attn wheel whose version ends in cu{other}, or a torch for CUDA "
+            f"{wanted}."
         )

@@ -2,15 +2,16 @@
 
 import functools
 import threading
-from typing import Any, Callable, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-State = Tuple[int, int, Optional[torch.Tensor], Optional[torch.Tensor]]
+State = tuple[int, int, torch.Tensor | None, torch.Tensor | None]
 _drawing = threading.Lock()  # between reading an offset and moving it
 
 
-def draw(generator: Optional[torch.Generator], device: torch.device, increment: int) -> State:
+def draw(generator: torch.Generator | None, device: torch.device, increment: int) -> State:
     """Take random numbers from a CUDA generator.
 
     Args:
@@ -22,7 +23,8 @@ def draw(generator: Optional[torch.Generator], device: torch.device, increment: 
         seed and offset (int64); and in a CUDA graph capture, tensors that a replay finds them in.
     """
     if generator is None:
-        generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
     if torch.cuda.is_current_stream_capturing():
         return _captured(generator, device, increment)
     with _drawing:
@@ -48,12 +50,12 @@ def _captured(generator: torch.Generator, device: torch.device, increment: int) 
     return _drawn(generator, device)
 
 
-def _reserving(generator: torch.Generator) -> Optional[Callable[[int], Any]]:
+def _reserving(generator: torch.Generator) -> Callable[[int], Any] | None:
     """What reserves numbers and gives seed, offset and what to add to it, as tensors.
 
     A method from torch 2.14 on, and in 2.13 an operator of the compiler's.
     """
-    method: Any = getattr(generator, "philox_state", None)
+    method: Callable[[int], Any] | None = getattr(generator, "philox_state", None)
     if method is not None:
         return method
     operator = getattr(torch.ops.inductor_prims, "inductor_reserve_rng_state", None)
@@ -61,8 +63,7 @@ def _reserving(generator: torch.Generator) -> Optional[Callable[[int], Any]]:
 
 
 def _reserved_by_attention(device: torch.device, increment: int) -> State:
-    """torch's own attention, on next to nothing, reserves batch * heads * 32 numbers and returns where they
-    will be."""
+    """Where numbers will be that torch's own attention, on next to nothing, reserves: batch * heads * 32."""
     rows = increment // 32
     batch = -(-rows // 65535)
     while rows % batch:

@@ -1,16 +1,15 @@
 """What happens to a cache before attention reads it: new keys and values are appended, and embeddings turned.
 
-One small kernel, a thread block for each token. It reads the lengths on the GPU, so that a CUDA graph may hold
-it, and says how much of the cache, and which queries, attention may take.
+One small kernel, a thread block for each token. It reads the lengths on the GPU, so that a CUDA graph may
+hold it, and says how much of the cache, and which queries, attention may take.
 """
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
-
 from flash_attn.cute.cute_dsl_utils import assume_tensor_aligned
 
 THREADS = 128
@@ -22,7 +21,7 @@ class Append(NamedTuple):
     """What the kernel is compiled for."""
 
     in_pages: bool  # else the table of pages has one for each sequence, and the kernel writes it
-    rotary: Optional[str]  # "interleaved" or "halves"
+    rotary: str | None  # "interleaved" or "halves"
     by_row: bool  # each query is turned by its own position, else all by that of the first new key
     ends_at_diagonal: bool  # a query sees no key behind its own
 
@@ -30,9 +29,9 @@ class Append(NamedTuple):
 class AppendKernel:
     """Writes new rows into the cache, turned queries, and the lengths that attention reads.
 
-    A sequence that does not fit the cache is cut: nothing is written past its end, and the queries that would need
-    the rest are NaN. They are the last ones where queries end at the diagonal, which stays where it was, for
-    as many queries and keys are cut; else they are all.
+    A sequence that does not fit the cache is cut: nothing is written past its end, and the queries that would
+    need the rest are NaN. They are the last ones where queries end at the diagonal, which stays where it was,
+    for as many queries and keys are cut; else they are all.
     """
 
     def __init__(self, dtype, append: Append):
@@ -42,18 +41,18 @@ class AppendKernel:
     def __call__(
         self,
         mQ: cute.Tensor,  # (b, s_q, h, d)
-        mTurned: Optional[cute.Tensor],  # as mQ
-        mK: Optional[cute.Tensor],  # (b, new, h_k, d)
-        mV: Optional[cute.Tensor],  # (b, new, h_k, dv)
+        mTurned: cute.Tensor | None,  # as mQ
+        mK: cute.Tensor | None,  # (b, new, h_k, d)
+        mV: cute.Tensor | None,  # (b, new, h_k, dv)
         mKCache: cute.Tensor,  # (pages, page_size, h_k, d)
         mVCache: cute.Tensor,  # (pages, page_size, h_k, dv)
-        mLengths: Optional[cute.Tensor],  # (b), without the new ones; None: the cache is full
-        mIndices: Optional[cute.Tensor],  # (b), the sequences of a cache without pages
+        mLengths: cute.Tensor | None,  # (b), without the new ones; None: the cache is full
+        mIndices: cute.Tensor | None,  # (b), the sequences of a cache without pages
         mTable: cute.Tensor,  # (b, pages of a sequence)
-        mCos: Optional[cute.Tensor],  # (positions, rotary_dim / 2)
-        mSin: Optional[cute.Tensor],
+        mCos: cute.Tensor | None,  # (positions, rotary_dim / 2)
+        mSin: cute.Tensor | None,
         mO: cute.Tensor,  # (b, s_q, h, dv)
-        mLSE: Optional[cute.Tensor],  # (b, h, s_q)
+        mLSE: cute.Tensor | None,  # (b, h, s_q)
         mUsed: cute.Tensor,  # (2, b): queries and keys that attention takes
         stream: cuda.CUstream = None,
     ):
@@ -64,8 +63,9 @@ class AppendKernel:
         new = mK.shape[1] if const_expr(mK is not None) else Int32(0)
         tokens = cutlass.max(cutlass.max(new, mQ.shape[1]), 1)
         self.kernel(
-            mQ, mTurned, mK, mV, mKCache, mVCache, mLengths, mIndices, mTable, mCos, mSin, mO, mLSE, mUsed, new, tokens
-        ).launch(grid=[tokens * mQ.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
+            mQ, mTurned, mK, mV, mKCache, mVCache, mLengths, mIndices, mTable, mCos, mSin, mO, mLSE, mUsed,
+            new, tokens,
+        ).launch(grid=[tokens * mQ.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)  # fmt: skip
 
     @cute.kernel
     def kernel(

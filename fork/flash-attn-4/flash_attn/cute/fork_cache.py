@@ -6,7 +6,6 @@ from functools import lru_cache
 import cutlass
 import quack
 from cutlass.base_dsl import BaseDSL
-
 from flash_attn.cute import fa_logging
 
 # Variables that choose or steer the compiler.
@@ -29,5 +28,5 @@ def _architecture() -> str:
 
 
 def target() -> bytes:
-    """The GPU that kernels are compiled for, and whether they print. Asks CUDA for the GPU: not for import time."""
+    """The GPU that kernels are compiled for, and whether they print. Not for import time: CUDA is asked."""
     return f"arch={_architecture()}\nlog={fa_logging.get_fa_log_level()}\n".encode()

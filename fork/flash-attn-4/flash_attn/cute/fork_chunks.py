@@ -9,11 +9,10 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
-
-from quack import layout_utils
 from flash_attn.cute import utils
 from flash_attn.cute.cute_dsl_utils import assume_tensor_aligned
 from flash_attn.cute.tile_scheduler import SingleTileScheduler, WorkTileInfo
+from quack import layout_utils
 
 
 class KernelChunks(NamedTuple):
@@ -45,7 +44,7 @@ def _sees_keys(block_info, SeqlenInfoCls, blocks: cutlass.Constexpr, tile_idx, i
 
 
 def _heads_first(tile_idx, params):
-    """A chunk's heads side by side, and not a head's chunks: the heads of a key lie side by side in memory."""
+    """A chunk's heads side by side, not a head's chunks: the heads of a key lie side by side in memory."""
     m_block, head, batch, chunk = tile_idx
     flat = head * params.num_splits + chunk
     return m_block, flat % params.num_head, batch, flat // params.num_head
@@ -97,14 +96,15 @@ class _ChunkScheduler:
 
     def __new_from_mlir_values__(self, values):
         tile_idx = cutlass.new_from_mlir_values(self.tile_idx, values[: self._counts[0]])
-        return _ChunkScheduler(tile_idx, cutlass.new_from_mlir_values(self.is_valid, values[self._counts[0] :]))
+        is_valid = cutlass.new_from_mlir_values(self.is_valid, values[self._counts[0] :])
+        return _ChunkScheduler(tile_idx, is_valid)
 
 
 def at_row(tensor, before, seqlen, batch_idx, row, *behind):
     """An element or slice of what is laid out as the queries: (…, batch, row, …), or packed (…, row, …)."""
-    if const_expr(seqlen.has_cu_seqlens_q):
-        return tensor[(*before, seqlen.offset_q + row, *behind)]
-    return tensor[(*before, batch_idx, row, *behind)]
+    here = (seqlen.offset_q + row,) if const_expr(seqlen.has_cu_seqlens_q) else (batch_idx, row)
+    place = (*before, *here, *behind)
+    return tensor[place]
 
 
 @cute.jit

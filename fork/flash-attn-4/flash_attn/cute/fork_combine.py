@@ -1,20 +1,19 @@
 """Folds the chunks of a spread call, from the last one that a row sees to the first.
 
-A warp has 64 columns of a row. It takes 32 chunks at once: their loads are all in flight, and a lane has the largest
-score and the sum of a chunk, so that the factors are made side by side. What is folded, and in which order, is as if
-one chunk came after another.
+A warp has 64 columns of a row. It takes 32 chunks at once: their loads are all in flight, and a lane has the
+largest score and the sum of a chunk, so that the factors are made side by side. What is folded, and in which
+order, is as if one chunk came after another.
 
 Loops are not unrolled further: such a kernel runs once, and takes as long as its instructions take to arrive.
 """
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
-
 from flash_attn.cute import utils
 from flash_attn.cute.cute_dsl_utils import assume_tensor_aligned
 from flash_attn.cute.fork_chunks import at_row
@@ -50,16 +49,16 @@ class CombineChunks:
         mPartialO: cute.Tensor,
         mPartialRows: cute.Tensor,
         mO: cute.Tensor,
-        mLSE: Optional[cute.Tensor],
+        mLSE: cute.Tensor | None,
         softmax_scale: Float32,
         seqlen_k: Int32,
-        mCuSeqlensQ: Optional[cute.Tensor],
-        mCuSeqlensK: Optional[cute.Tensor],
-        mSeqUsedQ: Optional[cute.Tensor],
-        mSeqUsedK: Optional[cute.Tensor],
+        mCuSeqlensQ: cute.Tensor | None,
+        mCuSeqlensK: cute.Tensor | None,
+        mSeqUsedQ: cute.Tensor | None,
+        mSeqUsedK: cute.Tensor | None,
         window_size_left: Int32 | int | None,
         window_size_right: Int32 | int | None,
-        learnable_sink: Optional[cute.Tensor],
+        learnable_sink: cute.Tensor | None,
         stream: cuda.CUstream = None,
     ):
         mPartialO, mO = assume_tensor_aligned(mPartialO), assume_tensor_aligned(mO)
@@ -95,21 +94,21 @@ class CombineChunks:
         mPartialO: cute.Tensor,
         mPartialRows: cute.Tensor,
         mO: cute.Tensor,
-        mLSE: Optional[cute.Tensor],
+        mLSE: cute.Tensor | None,
         scale_log2: Float32,
         seqlen_k_static: Int32,
-        mCuSeqlensQ: Optional[cute.Tensor],
-        mCuSeqlensK: Optional[cute.Tensor],
-        mSeqUsedQ: Optional[cute.Tensor],
-        mSeqUsedK: Optional[cute.Tensor],
-        window_size_left: Optional[Int32],
-        window_size_right: Optional[Int32],
-        learnable_sink: Optional[cute.Tensor],
+        mCuSeqlensQ: cute.Tensor | None,
+        mCuSeqlensK: cute.Tensor | None,
+        mSeqUsedQ: cute.Tensor | None,
+        mSeqUsedK: cute.Tensor | None,
+        window_size_left: Int32 | None,
+        window_size_right: Int32 | None,
+        learnable_sink: cute.Tensor | None,
         rows: Int32,
         heads: Int32,
     ):
         block, _, _ = cute.arch.block_idx()
-        # Not from the thread's index: ptxas of CUDA 13.4 then reads a register that it never set, at head dim 192.
+        # Not from the thread's index: ptxas of CUDA 13.4 then reads a register never set, at head dim 192.
         lane = cute.arch.lane_idx()
         flat = block * WARPS + cute.arch.warp_idx()
         part = flat % self.parts
@@ -139,13 +138,14 @@ class CombineChunks:
             if row < seqlen.seqlen_q:
                 self.combine_row(
                     mPartialO, mPartialRows, mO, mLSE, scale_log2, seqlen, batch_idx, row, head, part, lane,
-                    parts[None, lane, None, cute.arch.warp_idx()], window_size_left, window_size_right, learnable_sink,
+                    parts[None, lane, None, cute.arch.warp_idx()], window_size_left, window_size_right,
+                    learnable_sink,
                 )  # fmt: skip
 
     @cute.jit
     def combine_row(
-        self, mPartialO, mPartialRows, mO, mLSE, scale_log2: Float32, seqlen, batch_idx, row, head, part: Int32, lane: Int32,
-        parts, window_size_left, window_size_right, learnable_sink,
+        self, mPartialO, mPartialRows, mO, mLSE, scale_log2: Float32, seqlen, batch_idx, row, head,
+        part: Int32, lane: Int32, parts, window_size_left, window_size_right, learnable_sink,
     ):  # fmt: skip
         first_chunk, num_chunks = self.chunks_of_row(seqlen, row, window_size_left, window_size_right)
         # Where a caller's max_seqlen_k is too short, no memory holds the last chunks, and the row is NaN.

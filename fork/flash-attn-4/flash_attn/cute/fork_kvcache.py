@@ -1,11 +1,9 @@
 """Attention on a cache of keys and values: appended to in place, in pages or not."""
 
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple
 
 import cutlass.cute as cute
 import torch
-from torch import Tensor
-
 from flash_attn.cute.cache_utils import get_jit_cache
 from flash_attn.cute.cute_dsl_utils import (
     get_broadcast_dims,
@@ -17,48 +15,51 @@ from flash_attn.cute.fork_append import Append, AppendKernel
 from flash_attn.cute.fork_cache_checks import Cache, check, check_splits
 from flash_attn.cute.interface import _flash_attn_fwd, _get_device_arch
 from flash_attn.cute.testing import is_fake_mode
+from torch import Tensor
 
-Window = Tuple[Optional[int], Optional[int]]
+kernels: Any = get_jit_cache("fwd_append")  # that append, as they are compiled
+Window = tuple[int | None, int | None]
 
 
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    k: Optional[Tensor] = None,
-    v: Optional[Tensor] = None,
-    rotary_cos: Optional[Tensor] = None,
-    rotary_sin: Optional[Tensor] = None,
-    cache_seqlens: Optional[Union[int, Tensor]] = None,
-    cache_batch_idx: Optional[Tensor] = None,
-    cache_leftpad: Optional[Tensor] = None,
-    page_table: Optional[Tensor] = None,
-    softmax_scale: Optional[float] = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Window = (None, None),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
-    learnable_sink: Optional[Tensor] = None,
+    learnable_sink: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     *,
-    block_table: Optional[Tensor] = None,
-    out: Optional[Tensor] = None,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    block_table: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries on a cache, as ``flash_attn.flash_attn_with_kvcache``; forward alone.
 
     With ``k`` and ``v`` the cache is updated in place first: the rows of each sequence are written behind the
-    ``cache_seqlens`` tokens that it has. Nothing is read on the host, so a CUDA graph may hold the call. What the
-    cache holds past a sequence's end does not matter: it may be NaN.
+    ``cache_seqlens`` tokens that it has. Nothing is read on the host, so a CUDA graph may hold the call. What
+    the cache holds past a sequence's end does not matter: it may be NaN.
 
     Args:
         q: (batch, seqlen_q, heads, head_dim), float16 or bfloat16; head dims are multiples of 16.
         k_cache, v_cache: (sequences, capacity, heads_k, head_dim), or with ``page_table`` (pages, page size,
             heads_k, head_dim), with pages of any size. Used in place, so rows begin at multiples of 16 bytes.
         k, v: (batch, seqlen_new, heads_k, head_dim); with them ``cache_seqlens`` is asked for.
-        rotary_cos, rotary_sin: (positions, rotary_dim / 2), of q's dtype; rotary_dim is a multiple of 16. They turn
-            k, each by its position, and q: in a causal call or one with a window each query by its own, counted
-            from ``cache_seqlens``, else all by ``cache_seqlens``. The arithmetic is float32, rounded at the end.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), of q's dtype; rotary_dim is a multiple of 16.
+            They turn k, each by its position, and q: in a causal call or one with a window each query by its
+            own, counted from ``cache_seqlens``, else all by ``cache_seqlens``. The arithmetic is float32,
+            rounded at the end.
         cache_seqlens: int, or int32 (batch): tokens in the cache before the call. None: the cache is full.
         cache_batch_idx: int32 (batch), which of the cache's sequences; not with pages. None: the first ones.
         cache_leftpad: not supported.
@@ -68,10 +69,10 @@ def flash_attn_with_kvcache(
         softcap: 0: none.
         rotary_interleaved: turn dimensions 0 and 1, 2 and 3, …; else 0 and rotary_dim / 2, ….
         learnable_sink: (heads), a logit for each.
-        num_splits: as in ``flash_attn_varlen_func``; 0 is 1. On compute capability 9.x no more than 1, but with
-            the mode on, which warns once and cuts keys at multiples of ``split_size``.
-        return_softmax_lse: also return the log-sum-exp, float32 (batch, heads, seqlen_q); -inf where a query sees
-            no key.
+        num_splits: as in ``flash_attn_varlen_func``; 0 is 1. On compute capability 9.x no more than 1, but
+            with the mode on, which warns once and cuts keys at multiples of ``split_size``.
+        return_softmax_lse: also return the log-sum-exp, float32 (batch, heads, seqlen_q); -inf where a query
+            sees no key.
         out: (batch, seqlen_q, heads, head_dim of v), of q's dtype, where to put the result; its rows begin at
             multiples of 16 bytes.
 
@@ -87,9 +88,20 @@ def flash_attn_with_kvcache(
         raise ValueError("page_table and block_table are two names of one argument; give one")
     table = page_table if page_table is not None else block_table
     cache = Cache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, table,
-        learnable_sink, out,
-    )  # fmt: skip
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        k=k,
+        v=v,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        table=table,
+        learnable_sink=learnable_sink,
+        out=out,
+    )
     check(cache)
     check_splits(num_splits, _get_device_arch())
     left, right = (None if side is None or side < 0 else side for side in window_size)
@@ -125,13 +137,14 @@ class Prepared(NamedTuple):
     table: Tensor
     used: Tensor  # (2, batch), int32: queries and keys
     out: Tensor
-    lse: Optional[Tensor]
+    lse: Tensor | None
 
 
 def prepare(cache: Cache, wants_lse: bool, window: Window, interleaved: bool) -> Prepared:
     """Append new keys and values, turn them and the queries, and say what attention may read."""
     q = _strided(cache.q)
-    k, v, cos, sin = (_strided(t) for t in (cache.k, cache.v, cache.rotary_cos, cache.rotary_sin))
+    given = (cache.k, cache.v, cache.rotary_cos, cache.rotary_sin)
+    k, v, cos, sin = (None if t is None else _strided(t) for t in given)
     batch, seqlen_q, heads, _ = q.shape
     lengths = cache.cache_seqlens
     if isinstance(lengths, int):
@@ -157,44 +170,43 @@ def prepare(cache: Cache, wants_lse: bool, window: Window, interleaved: bool) ->
     turned = None if cos is None else prepared.q
     floats = (q, turned, k, v, cache.k_cache, cache.v_cache)
     tables = (_dense(lengths), _dense(cache.cache_batch_idx), table, cos, sin)
-    _launch(append, q.dtype, (*floats, *tables, prepared.out, prepared.lse, prepared.used))
+    written = (prepared.out, prepared.lse, prepared.used)
+    _launch(append, q.dtype, (*floats, *tables, *written))
     return prepared
 
 
-def _empty(like: Tensor, shape, dtype: torch.dtype) -> Tensor:
+def _empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=like.device)
 
 
-def _strided(tensor: Optional[Tensor]) -> Optional[Tensor]:
-    """Rows as kernels load them, and no dimension that is one element many times: a kernel is compiled for those."""
+def _strided(tensor: Tensor) -> Tensor:
+    """Rows as kernels load them, and no dimension that is one element many times, as kernels are compiled."""
     tensor = maybe_contiguous(tensor)
-    return tensor.contiguous() if tensor is not None and 0 in tensor.stride() else tensor
+    return tensor.contiguous() if 0 in tensor.stride() else tensor
 
 
-def _dense(tensor: Optional[Tensor]) -> Optional[Tensor]:
+def _dense(tensor: Tensor | None) -> Tensor | None:
     """A table whose last dimension lies dense, as kernels are compiled for; of one element too."""
     if tensor is None or tensor.stride(-1) == 1:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _launch(append: Append, dtype: torch.dtype, tensors: Tuple[Optional[Tensor], ...]) -> None:
+def _launch(append: Append, dtype: torch.dtype, tensors: tuple[Tensor | None, ...]) -> None:
     """Run the kernel; where tensors have no values, compile it."""
-    # A kernel is compiled for the dimensions that are one element many times, as those of an expanded table are.
+    # A kernel is compiled for dimensions that are one element many times, as those of an expanded table.
     key = (dtype, append, *(None if t is None else get_broadcast_dims(t) for t in tensors))
-    if key not in _launch.compile_cache:
+    if key not in kernels:
         of_floats = [dtype == t.dtype if t is not None else True for t in tensors]
-        _launch.compile_cache[key] = cute.compile(
+        kernels[key] = cute.compile(
             AppendKernel(torch2cute_dtype_map[dtype], append),
             *(
                 to_cute_tensor(t, assumed_align=16 if floats else 4)
-                for t, floats in zip(tensors, of_floats)
+                for t, floats in zip(tensors, of_floats, strict=True)
             ),
             cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
             options="--enable-tvm-ffi",
         )
-    if not is_fake_mode() and tensors[0].shape[0] > 0:
-        _launch.compile_cache[key](*tensors)
-
-
-_launch.compile_cache = get_jit_cache("fwd_append")
+    q = tensors[0]
+    if not is_fake_mode() and q is not None and q.shape[0] > 0:
+        kernels[key](*tensors)

@@ -1,9 +1,9 @@
 """The deterministic mode's switch: one for this package and for flash_attn.
 
 Where the flash_attn wheel of this project is installed, its functions are these functions, so both packages
-obey one switch and one stack of scopes. ``import flash_attn.cute`` has then run ``flash_attn/__init__.py``, which
-loads the extension that keeps the mode; nothing more is loaded here. Without it the same functions keep the mode
-in this package.
+obey one switch and one stack of scopes. ``import flash_attn.cute`` has then run ``flash_attn/__init__.py``,
+which loads the extension that keeps the mode; nothing more is loaded here. Without it the same functions keep
+the mode in this package.
 
 Environment, read when ``flash_attn.cute`` is imported (a value that is none of these is a ``ValueError``):
     FA2_DETERMINISTIC: ``1`` or ``0``, the process-wide mode to start with. Default ``0``.
@@ -12,8 +12,8 @@ Environment, read when ``flash_attn.cute`` is imported (a value that is none of 
 """
 
 __all__ = [
-    "DeterministicMode",
     "SHARED",
+    "DeterministicMode",
     "deterministic_mode",
     "get_deterministic_mode",
     "set_deterministic_mode",

@@ -1,14 +1,15 @@
 """The deterministic mode where no flash_attn keeps it: same names, checks, errors and environment.
 
-Two layers, as there: the process's mode is one tuple, so that threads never see half of a change; over it lies a
-context variable, of which each thread and each asyncio task has its own.
+Two layers, as there: the process's mode is one tuple, so that threads never see half of a change; over it
+lies a context variable, of which each thread and each asyncio task has its own.
 """
 
 import contextlib
 import contextvars
 import inspect
 import os
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from flash_attn.cute.fork_environment import env_switch
 
@@ -44,12 +45,12 @@ def _env_split_size() -> int:
 _default_split_size = _env_split_size()
 _process = DeterministicMode(env_switch("FA2_DETERMINISTIC"), _default_split_size)
 # The open scopes of this thread or task, the inner one last. Generators may close them in another order.
-_scopes: "contextvars.ContextVar[Tuple[deterministic_mode, ...]]" = contextvars.ContextVar(
+_scopes: "contextvars.ContextVar[tuple[deterministic_mode, ...]]" = contextvars.ContextVar(
     "flash_attn.cute.deterministic_scopes", default=()
 )
 
 
-def _mode(enabled: bool, split_size: Optional[int]) -> DeterministicMode:
+def _mode(enabled: bool, split_size: int | None) -> DeterministicMode:
     if not isinstance(enabled, bool):
         raise TypeError(f"enabled={enabled!r} is not a bool")
     if split_size is None:
@@ -59,7 +60,7 @@ def _mode(enabled: bool, split_size: Optional[int]) -> DeterministicMode:
     return DeterministicMode(enabled, _checked(split_size, f"split_size={split_size}"))
 
 
-def set_deterministic_mode(enabled: bool = True, split_size: Optional[int] = None) -> None:
+def set_deterministic_mode(enabled: bool = True, split_size: int | None = None) -> None:
     """Turn the mode on or off for the whole process: every thread, from its next call on.
 
     A ``deterministic_mode(...)`` scope that is open goes before it.
@@ -83,17 +84,20 @@ def get_deterministic_mode() -> DeterministicMode:
     return scopes[-1].mode if scopes else _process
 
 
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
 class deterministic_mode(contextlib.ContextDecorator):
     """Turn the mode on (or off) inside a ``with`` block, or for a function that it decorates.
 
     It holds for this thread or asyncio task alone: a thread started inside does not inherit it, and nor do
-    autograd's, which compute gradients. Use :func:`set_deterministic_mode` for those. Scopes nest, the inner one
-    goes first; threads and tasks may share one. A generator has no scopes of its own: one that it yields inside
-    holds for whoever resumes it. Arguments and errors as in :func:`set_deterministic_mode`; decorating a generator
-    or a coroutine function is a ``TypeError``, because its body runs after the call has returned.
+    autograd's, which compute gradients. Use :func:`set_deterministic_mode` for those. Scopes nest, the inner
+    one goes first; threads and tasks may share one. A generator has no scopes of its own: one that it yields
+    inside holds for whoever resumes it. Arguments and errors as in :func:`set_deterministic_mode`; decorating
+    a generator or a coroutine function is a ``TypeError``, because its body runs after the call has returned.
     """
 
-    def __init__(self, enabled: bool = True, split_size: Optional[int] = None) -> None:
+    def __init__(self, enabled: bool = True, split_size: int | None = None) -> None:
         self.mode = _mode(enabled, split_size)
 
     def __enter__(self) -> None:
@@ -108,7 +112,8 @@ class deterministic_mode(contextlib.ContextDecorator):
             )
         _scopes.set(scopes[: places[-1]] + scopes[places[-1] + 1 :])
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: _Decorated) -> _Decorated:
+        """The function, which opens the scope at each call."""
         kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         if any(kind(function) for kind in kinds):
             advice = (

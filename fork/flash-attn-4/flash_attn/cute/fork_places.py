@@ -1,14 +1,13 @@
 """Places in memory where warps keep running results, for tiles that leave no room in shared memory.
 
-There is one for each warp that a GPU runs at once, so that memory does not grow with the call and stays in L2. A warp
-takes one that is free, and gives it back when its tile is done.
+There is one for each warp that a GPU runs at once, so that memory does not grow with the call and stays in
+L2. A warp takes one that is free, and gives it back when its tile is done.
 """
 
 import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass import Int32
-
 from flash_attn.cute import utils
 from flash_attn.cute.cute_dsl_utils import assume_tensor_aligned
 
@@ -18,7 +17,8 @@ _WARP_ROWS = 16  # of a tile
 
 def allocate(tile_m: int, head_dim_v: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The places of a call, and for each whether it is taken."""
-    # On a multiprocessor at once, at most: registers have room for no more. Tiles of 64 rows have room in shared
+    # On a multiprocessor at once, at most: registers have room for no more. Tiles of 64 rows have room in
+    # shared
     # memory: they come here only from fork_split.force_path, or where a caller chose the tile.
     blocks = 2 if tile_m == 64 else 1
     count = _MULTIPROCESSORS * blocks * tile_m // _WARP_ROWS

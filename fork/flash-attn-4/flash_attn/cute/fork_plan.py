@@ -1,21 +1,20 @@
 """Calls like an earlier one: what was chosen for that is launched again, and nothing is looked at anew.
 
 Choosing takes upstream's function longer on the host than a decode step takes on the GPU. Served are calls of
-``flash_attn_func`` on plain tensors that want no gradients, with options that are numbers, on SM 9.0. Others take
-upstream's way, and so does the first call of each kind. Kernels and arguments are the same, so bits are.
+``flash_attn_func`` on plain tensors that want no gradients, with options that are numbers, on SM 9.0. Others
+take upstream's way, and so does the first call of each kind. Kernels and arguments are the same, so bits are.
 """
 
 import functools
 import os
 import threading
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-
-from torch.autograd import forward_ad
-
 from flash_attn.cute import fa_logging, fork_log, fork_rows, fork_split
 from flash_attn.cute.fork_mode import DeterministicMode, get_deterministic_mode
+from torch.autograd import forward_ad
 
 MOST = 4096  # plans that are kept: a cache that grows by a token a step makes one for each
 _TENSORS = 5  # q, k, v, out and lse are a kernel's first arguments; the last two are of partial results
@@ -30,35 +29,35 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 class Kind(NamedTuple):
     """All that a call's launches follow from, but for addresses."""
 
-    tensors: Tuple[Any, ...]
-    options: Tuple[Any, ...]  # and their types
+    tensors: tuple[Any, ...]
+    options: tuple[Any, ...]  # and their types
     mode: DeterministicMode
-    around: Tuple[Any, ...]
+    around: tuple[Any, ...]
 
 
 class Plan(NamedTuple):
     """What a call launched."""
 
     kernel: Callable[..., None]
-    options: Tuple[Any, ...]  # of the kernel, after the tensors
-    out: Tuple[int, ...]
-    lse: Optional[Tuple[int, ...]]
-    chunks: Optional[fork_split.Chunks]
+    options: tuple[Any, ...]  # of the kernel, after the tensors
+    out: tuple[int, ...]
+    lse: tuple[int, ...] | None
+    chunks: fork_split.Chunks | None
     tile_m: int
-    combine: Optional[Callable[..., None]]
-    combine_options: Tuple[Any, ...]
+    combine: Callable[..., None] | None
+    combine_options: tuple[Any, ...]
 
 
 class _Recording(threading.local):
-    """Of the call that this thread makes, if it is to be remembered: the kernel's launch, and that of combine."""
+    """Of the call that this thread makes, if it is to be remembered: the launches of kernel and combine."""
 
     on = False
-    launched: Tuple[Any, ...] = ()  # and under which mode
-    combined: Tuple[Any, ...] = (None, ())
+    launched: tuple[Any, ...] = ()  # and under which mode
+    combined: tuple[Any, ...] = (None, ())
 
 
 _recording = _Recording()
-_plans: Dict[Kind, Plan] = {}
+_plans: dict[Kind, Plan] = {}
 
 
 def forget() -> None:
@@ -66,7 +65,7 @@ def forget() -> None:
     _plans.clear()
 
 
-def remembered() -> Tuple[Plan, ...]:
+def remembered() -> tuple[Plan, ...]:
     """For tests: the plans of all calls that are remembered."""
     return tuple(_plans.values())
 
@@ -89,7 +88,7 @@ def kind(
     q: Any, k: Any, v: Any, qv: Any = None, gather_kv_indices: Any = None, softmax_scale: Any = None,
     causal: Any = False, window_size: Any = (None, None), learnable_sink: Any = None, softcap: Any = 0.0,
     num_splits: Any = 1, pack_gqa: Any = None, deterministic: Any = False, *, return_lse: Any = False,
-) -> Optional[Kind]:  # fmt: skip
+) -> Kind | None:  # fmt: skip
     """A call's kind; None for one that is not served."""
     if (
         _is_compiling()
@@ -138,11 +137,11 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _inputs(q: Any = None, k: Any = None, v: Any = None, *_: Any, **__: Any) -> Tuple[Any, Any, Any]:
+def _inputs(q: Any = None, k: Any = None, v: Any = None, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
-def _run(plan: Plan, q: Any, k: Any, v: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+def _run(plan: Plan, q: Any, k: Any, v: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     device = q.device
     out = torch.empty(*plan.out, dtype=q.dtype, device=device)
     lse = None if plan.lse is None else torch.empty(*plan.lse, dtype=torch.float32, device=device)
@@ -175,6 +174,5 @@ def _record(asked: Kind, function: Callable[..., Any], args: Any, kwargs: Any) -
 
 def _as_given(arguments: Any, args: Any, kwargs: Any) -> bool:
     """Whether the kernel read the caller's tensors, and no copies of them."""
-    return all(
-        used.data_ptr() == given.data_ptr() for used, given in zip(arguments, _inputs(*args, **kwargs))
-    )
+    pairs = zip(arguments, _inputs(*args, **kwargs), strict=False)
+    return all(used.data_ptr() == given.data_ptr() for used, given in pairs)

@@ -1,13 +1,14 @@
-"""Calls of few rows, such as a decode step: tiles of 64 rows, and two thread blocks on a multiprocessor. Calls of
-more have tiles of 128 rows, where those of 192 would leave multiprocessors idle.
+"""Calls of few rows, such as a decode step: tiles of 64 rows, and two thread blocks on a multiprocessor.
 
-A warpgroup multiplies 64 rows at once, by the same instructions whatever number of warpgroups a tile has. So rows
-have the same bits in tiles of 64 as in those of 128 and 192.
+Calls of more have tiles of 128 rows, where those of 192 would leave multiprocessors idle.
+
+A warpgroup multiplies 64 rows at once, by the same instructions whatever number of warpgroups a tile has. So
+rows have the same bits in tiles of 64 as in those of 128 and 192.
 """
 
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, NamedTuple, Optional, Tuple
+from functools import cache
+from typing import Any, NamedTuple
 
 from flash_attn.cute.fork_chunks import KernelChunks
 
@@ -27,19 +28,19 @@ class Residency(NamedTuple):
 
 
 USUAL = Residency(2, 1)
-_test_rows: Optional[int] = None
-_test_residency: Optional[Residency] = None
+_test_rows: int | None = None
+_test_residency: Residency | None = None
 
 
-def force(rows: Optional[int], residency: Optional[Residency] = None) -> Tuple[Optional[int], Optional[Residency]]:
-    """For tests: the rows of a tile of each call with chunks, and how it lies (None: as ever); what was before."""
+def force(rows: int | None, residency: Residency | None = None) -> tuple[int | None, Residency | None]:
+    """For tests: a tile's rows in each call with chunks, and how it lies (None: as ever); what was before."""
     global _test_rows, _test_residency
     before = _test_rows, _test_residency
     _test_rows, _test_residency = rows, residency
     return before
 
 
-def forced() -> Tuple[Optional[int], Optional[Residency]]:
+def forced() -> tuple[int | None, Residency | None]:
     """What tests force at the moment."""
     return _test_rows, _test_residency
 
@@ -73,30 +74,29 @@ def _padded(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def shared_memory(cfg: Any, head_dims: Tuple[int, int], stages: int, stash: int) -> int:
+def shared_memory(cfg: Any, head_dims: tuple[int, int], stages: int, stash: int) -> int:
     """The bytes that a thread block takes, with a running result of so many."""
     d, d_v = map(_padded, head_dims)
-    elements = cfg.m_block_size * d + stages * cfg.n_block_size * (d + d_v)
+    elements: int = cfg.m_block_size * d + stages * cfg.n_block_size * (d + d_v)
     if not cfg.mma_pv_is_rs:
         elements += cfg.m_block_size * cfg.n_block_size
     return _RESERVED + 2 * elements + stash
 
 
-def running_result(cfg: Any, head_dims: Tuple[int, int]) -> int:
+def running_result(cfg: Any, head_dims: tuple[int, int]) -> int:
     """The bytes of a tile's accumulators."""
-    return 4 * cfg.m_block_size * _padded(head_dims[1])
+    rows: int = cfg.m_block_size
+    return 4 * rows * _padded(head_dims[1])
 
 
-@lru_cache(maxsize=None)
-def has_room(cfg: Any, head_dims: Tuple[int, int], few_rows: bool) -> bool:
-    """Whether shared memory has room for a running result; tiles of 64 rows can use a pipeline of one stage."""
+@cache
+def has_room(cfg: Any, head_dims: tuple[int, int], few_rows: bool) -> bool:
+    """Whether shared memory has room for a running result; tiles of 64 rows can have a single stage."""
     stages = 1 if few_rows else USUAL.stages
     return shared_memory(cfg, head_dims, stages, running_result(cfg, head_dims)) <= _SHARED - _RESERVED
 
 
-def residency(
-    cfg: Any, chunks: Optional[KernelChunks], head_dims: Tuple[int, int], few_rows: bool
-) -> Residency:
+def residency(cfg: Any, chunks: KernelChunks | None, head_dims: tuple[int, int], few_rows: bool) -> Residency:
     """As many stages as two thread blocks have room for, or else one; upstream's for other tiles."""
     if not few_rows:
         return USUAL
@@ -105,8 +105,8 @@ def residency(
     return _residency(cfg, chunks, head_dims)
 
 
-@lru_cache(maxsize=None)
-def _residency(cfg: Any, chunks: Optional[KernelChunks], head_dims: Tuple[int, int]) -> Residency:
+@cache
+def _residency(cfg: Any, chunks: KernelChunks | None, head_dims: tuple[int, int]) -> Residency:
     walks = chunks is not None and not chunks.spread and not chunks.in_memory
     stash = running_result(cfg, head_dims) if walks else 0
     for blocks in (2, 1) if _padded(head_dims[1]) <= _MOST_COLUMNS else (1,):
@@ -117,9 +117,13 @@ def _residency(cfg: Any, chunks: Optional[KernelChunks], head_dims: Tuple[int, i
     return USUAL
 
 
-def registers(kernel: Any) -> Tuple[int, int]:
+def registers(kernel: Any) -> tuple[int, int]:
     """Those of a thread that multiplies and of one that loads. Two thread blocks share a multiprocessor's."""
     if kernel.blocks_per_sm == 1:
         return kernel.num_mma_regs, kernel.num_producer_regs
-    assert kernel.blocks_per_sm == 2 and kernel.num_wg_mma == 1
+    if (kernel.blocks_per_sm, kernel.num_wg_mma) != (2, 1):
+        raise RuntimeError(
+            f"{kernel.blocks_per_sm} thread blocks with {kernel.num_wg_mma} warpgroups that multiply do not "
+            "share a multiprocessor's registers; two with one do"
+        )
     return (232, 24) if kernel.use_tma_Q and kernel.use_tma_KV else (200, 56)

@@ -1,20 +1,20 @@
 """What the deterministic mode asks of a forward call, on the host.
 
-Two things to know of packed calls. Kernels load whole tiles of values, also past a sequence's end, and give those a
-weight of 0: NaN or Inf there, be it a neighbour's or the unused end of a buffer, reaches the sequence's rows, with
-the mode on or off. And a ``max_seqlen`` that is a tensor on the GPU is read on the host with the mode on: the call
-waits for the GPU, and cannot be captured in a CUDA graph.
+Two things to know of packed calls. Kernels load whole tiles of values, also past a sequence's end, and give
+those a weight of 0: NaN or Inf there, be it a neighbour's or the unused end of a buffer, reaches the
+sequence's rows, with the mode on or off. And a ``max_seqlen`` that is a tensor on the GPU is read on the host
+with the mode on: the call waits for the GPU, and cannot be captured in a CUDA graph.
 """
 
 import math
 import warnings
-from functools import lru_cache
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import cutlass.cute as cute
 import torch
 from cutlass import Int32
-
 from flash_attn.cute import fork_places, fork_tiles
 from flash_attn.cute.cache_utils import get_jit_cache
 from flash_attn.cute.cute_dsl_utils import to_cute_tensor
@@ -24,11 +24,12 @@ from flash_attn.cute.fork_mode import DeterministicMode
 
 PATHS = (None, "walked", "spread", "walked in memory")
 _MOST_BLOCKS = 65535  # in a grid's second and third direction
-_test_path: Optional[str] = None
+_test_path: str | None = None
+_kernels: Any = get_jit_cache("fwd_combine_chunks")  # that combine, as they are compiled
 
 
-def force_path(path: Optional[str]) -> Optional[str]:
-    """For tests: walk or spread the chunks of each call, whatever its shape (None: as ever); the path before."""
+def force_path(path: str | None) -> str | None:
+    """For tests: walk or spread each call's chunks, whatever its shape (None: as ever); the one before."""
     global _test_path
     if path not in PATHS:
         raise ValueError(f"path={path!r} is none of {PATHS}")
@@ -36,7 +37,7 @@ def force_path(path: Optional[str]) -> Optional[str]:
     return before
 
 
-def forced() -> Optional[str]:
+def forced() -> str | None:
     """What tests force at the moment."""
     return _test_path
 
@@ -44,7 +45,7 @@ def forced() -> Optional[str]:
 class Call(NamedTuple):
     """A forward call, as far as its chunks follow from it."""
 
-    head_dims: Tuple[int, int]
+    head_dims: tuple[int, int]
     heads: int
     rows: int  # queries of all sequences
     seqlen_k: int  # of the longest sequence
@@ -61,7 +62,7 @@ class Chunks(NamedTuple):
     """The chunks of a call's keys."""
 
     size: int
-    count: int
+    number: int
     kernel: KernelChunks
 
 
@@ -70,7 +71,7 @@ def row_tiles(batch: int, longest: int, rows: int, tile_m: int) -> int:
     return min(batch * math.ceil(longest / tile_m), rows // tile_m + batch)
 
 
-def covers(mode: DeterministicMode, arch: int, head_dims: Tuple[int, int], is_sparse: bool) -> bool:
+def covers(mode: DeterministicMode, arch: int, head_dims: tuple[int, int], is_sparse: bool) -> bool:
     """Whether a call's keys are cut into chunks with the mode on; others keep one split, as upstream.
 
     Raises:
@@ -86,7 +87,7 @@ def covers(mode: DeterministicMode, arch: int, head_dims: Tuple[int, int], is_sp
 
 
 def num_splits_of_call(mode: DeterministicMode, num_splits: int) -> int:
-    """1 with the mode on, whose chunks decide where keys are split; what the caller says is then warned about once."""
+    """1 with the mode on, whose chunks decide where keys are split; a caller's number earns a warning."""
     if not mode.enabled:
         return num_splits
     if num_splits > 1:
@@ -94,10 +95,11 @@ def num_splits_of_call(mode: DeterministicMode, num_splits: int) -> int:
     return 1
 
 
-@lru_cache(maxsize=None)
+@cache
 def _warn_of_splits() -> None:
     warnings.warn(
-        "flash_attn.cute: in deterministic mode split_size decides where keys are split; num_splits was not used",
+        "flash_attn.cute: in deterministic mode split_size decides where keys are split; "
+        "num_splits was not used",
         stacklevel=4,
     )
 
@@ -108,7 +110,7 @@ def scratch(call: Call) -> int:
     return max(2 * (queries + call.keys), 64 << 20)
 
 
-def chunks_of_call(mode: DeterministicMode, call: Call, tile_n: int) -> Optional[Chunks]:
+def chunks_of_call(mode: DeterministicMode, call: Call, tile_n: int) -> Chunks | None:
     """The chunks of a call that the mode covers; None where all keys fit one.
 
     They are spread where the call's tiles would not fill the GPU, if there is memory. The bits are the same.
@@ -135,7 +137,7 @@ def chunks_of_call(mode: DeterministicMode, call: Call, tile_n: int) -> Optional
     return Chunks(size, count, KernelChunks(size // tile_n, spread, in_memory and not spread))
 
 
-def allocate(chunks: Optional[Chunks], out: torch.Tensor, tile_m: int) -> Tuple[Optional[torch.Tensor], ...]:
+def allocate(chunks: Chunks | None, out: torch.Tensor, tile_m: int) -> tuple[torch.Tensor | None, ...]:
     """Where partial results of a spread call go: accumulators, and each row's largest score and sum.
 
     For a walking one, the places of running results in memory, if it has any.
@@ -144,25 +146,25 @@ def allocate(chunks: Optional[Chunks], out: torch.Tensor, tile_m: int) -> Tuple[
         return fork_places.allocate(tile_m, out.shape[-1], out)
     if chunks is None or not chunks.kernel.spread:
         return None, None
-    accumulators = out.new_empty((chunks.count, *out.shape), dtype=torch.float32)
-    return accumulators, out.new_empty((2, chunks.count, *out.shape[:-1]), dtype=torch.float32)
+    accumulators = out.new_empty((chunks.number, *out.shape), dtype=torch.float32)
+    return accumulators, out.new_empty((2, chunks.number, *out.shape[:-1]), dtype=torch.float32)
 
 
 def combine(
     chunks: Chunks,
-    partial: Tuple[torch.Tensor, torch.Tensor],
+    partial: tuple[torch.Tensor, torch.Tensor],
     out: torch.Tensor,
-    lse: Optional[torch.Tensor],
-    dtype,
+    lse: torch.Tensor | None,
+    dtype: Any,  # of CuTe DSL
     sight: Sight,
     softmax_scale: float,
     scores_are_scaled: bool,
     seqlen_k: int,  # of each sequence, where no tensor of lengths says otherwise
-    lengths: Tuple[Optional[torch.Tensor], ...],  # cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    window: Tuple[Optional[int], Optional[int]],
-    learnable_sink: Optional[torch.Tensor],
+    lengths: tuple[torch.Tensor | None, ...],  # cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    window: tuple[int | None, int | None],
+    learnable_sink: torch.Tensor | None,
     launch: bool,
-) -> Tuple[Callable[..., None], Tuple[Any, ...]]:
+) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """Folds partial results into out and lse; only compiles for that where not to launch.
 
     Returns:
@@ -171,8 +173,12 @@ def combine(
     present = tuple(t is not None for t in (lse, *lengths, *window, learnable_sink))
     sink_type = None if learnable_sink is None else str(learnable_sink.dtype)
     key = (dtype, out.shape[-1], chunks.size, sight, scores_are_scaled, out.dim(), present, sink_type)
-    if key not in combine.compile_cache:
-        combine.compile_cache[key] = cute.compile(
+    if key not in _kernels:
+        vectors = [
+            None if t is None else to_cute_tensor(t, assumed_align=4, leading_dim=0)
+            for t in (*lengths, learnable_sink)
+        ]
+        _kernels[key] = cute.compile(
             CombineChunks(dtype, out.shape[-1], chunks.size, sight, scores_are_scaled),
             to_cute_tensor(partial[0]),
             to_cute_tensor(partial[1], assumed_align=4),
@@ -180,16 +186,13 @@ def combine(
             None if lse is None else to_cute_tensor(lse, assumed_align=4),
             softmax_scale,
             Int32(seqlen_k),
-            *(None if t is None else to_cute_tensor(t, assumed_align=4, leading_dim=0) for t in lengths),
+            *vectors[:-1],
             *window,
-            None if learnable_sink is None else to_cute_tensor(learnable_sink, assumed_align=4, leading_dim=0),
+            vectors[-1],
             cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
             options="--enable-tvm-ffi",
         )
-    kernel, options = combine.compile_cache[key], (softmax_scale, seqlen_k, *lengths, *window, learnable_sink)
+    kernel, options = _kernels[key], (softmax_scale, seqlen_k, *lengths, *window, learnable_sink)
     if launch:
         kernel(*partial, out, lse, *options)
     return kernel, options
-
-
-combine.compile_cache = get_jit_cache("fwd_combine_chunks")

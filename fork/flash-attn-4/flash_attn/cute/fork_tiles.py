@@ -1,22 +1,22 @@
 """How many keys a tile has.
 
-A paged call has as many as its loader can load. With the mode on every call of a head dim has the same number.
+A paged call has as many as its loader can load. With the mode on, all calls of a head dim have one number.
 """
 
 import math
 from dataclasses import replace
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from flash_attn.cute.fork_mode import DeterministicMode
 
 _LOADERS = 128  # threads that load pages on SM 9.0, eight elements each at once
 
 
-def keys_of_block(head_dims: Tuple[int, int]) -> Optional[int]:
-    """The keys of a tile of calls in chunks, of which a chunk has a whole number; None: such calls keep one split.
+def keys_of_block(head_dims: tuple[int, int]) -> int | None:
+    """The keys of a tile of calls in chunks, which have a whole number of tiles; None: they keep one split.
 
-    As many as shared memory has room for, of those that divide usual sizes of chunks and that every loader can load.
-    Upstream has 144 or 128 at head dims from 72 to 96, and fewer with a window above 128.
+    As many as shared memory has room for, of those that divide usual sizes of chunks and that every loader
+    can load. Upstream has 144 or 128 at head dims from 72 to 96, and fewer with a window above 128.
     """
     d, d_v = head_dims
     if d_v > d:
@@ -24,7 +24,9 @@ def keys_of_block(head_dims: Tuple[int, int]) -> Optional[int]:
     return 128 if d <= 192 and d + d_v <= 320 else 64
 
 
-def loadable(cfg: Any, mode: DeterministicMode, arch: int, head_dims: Tuple[int, int], has_pages: bool) -> Any:
+def loadable(
+    cfg: Any, mode: DeterministicMode, arch: int, head_dims: tuple[int, int], has_pages: bool
+) -> Any:
     """The configuration of a call, with tiles of whole steps of the loader of pages.
 
     With the mode on calls without pages get them too, for a row's bits follow from the keys of a tile.

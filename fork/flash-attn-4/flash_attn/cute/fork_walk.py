@@ -1,8 +1,8 @@
 """Chunks that a thread block walks one after another, from the last to the first, and folds.
 
-The running result lies in shared memory, or, where that has no room, in memory (fork_places.py). Rows' maxima and
-sums lie in registers. Within a chunk the loop is upstream's. Where a chunk begins, its scores are multiplied while
-the chunk before is still being accumulated, as within a chunk; then that one is folded.
+The running result lies in shared memory, or, where that has no room, in memory (fork_places.py). Rows' maxima
+and sums lie in registers. Within a chunk the loop is upstream's. Where a chunk begins, its scores are
+multiplied while the chunk before is still being accumulated, as within a chunk; then that one is folded.
 """
 
 from functools import partial
@@ -10,10 +10,9 @@ from functools import partial
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
-
-from quack import layout_utils
 from flash_attn.cute import fork_places, utils
 from flash_attn.cute.fork_fold import folded, weights
+from quack import layout_utils
 
 
 def walks(kernel) -> bool:
@@ -96,7 +95,8 @@ class Running:
 
     def fold_chunk(self, acc_O):
         """Folds the chunk that ends. What is in acc_O afterwards is of no use."""
-        _fold(acc_O, self.chunk_max, self.chunk_sum, self.max, self.sum, self.stash.elements(), self.count, self.scale_log2)
+        part = self.stash.elements()
+        _fold(acc_O, self.chunk_max, self.chunk_sum, self.max, self.sum, part, self.count, self.scale_log2)
         self.max.store(self.chunk_max.load())
         self.sum.store(self.chunk_sum.load())
         _store(acc_O, self.stash.elements())
@@ -104,8 +104,8 @@ class Running:
 
     def finish(self, acc_O, softmax):
         """Folds the last chunk that was walked. What divides by the sums adds up those of four threads."""
-        row_sum = softmax.row_sum
-        _fold(acc_O, softmax.row_max, row_sum, self.max, self.sum, self.stash.elements(), self.count, self.scale_log2)
+        row_sum, part = softmax.row_sum, self.stash.elements()
+        _fold(acc_O, softmax.row_max, row_sum, self.max, self.sum, part, self.count, self.scale_log2)
         _keep_one_of_four(row_sum, self.tidx)
         self.stash.give_back()
 
@@ -147,13 +147,13 @@ def _store(acc_O, part):
 
 @cute.jit
 def walk(
-    kernel: cutlass.Constexpr, state, n_block_min, n_block_max, right_min, left_min, first_half, step, last_half,
-    running, mma_pv_fn, mask_fn, has_left_edge: cutlass.Constexpr,
+    kernel: cutlass.Constexpr, state, n_block_min, n_block_max, right_min, left_min, first_half, step,
+    last_half, running, mma_pv_fn, mask_fn, has_left_edge: cutlass.Constexpr,
 ):  # fmt: skip
     """All blocks of a tile, chunk by chunk.
 
-    Blocks from right_min on are cut by the causal or the window's right edge, those below left_min by its left
-    edge. The other arguments are upstream's parts of a tile's loop.
+    Blocks from right_min on are cut by the causal or the window's right edge, those below left_min by its
+    left edge. The other arguments are upstream's parts of a tile's loop.
     """
     masked = partial(mask_fn, mask_mod=kernel.mask_mod, mask_seqlen=False)
     plain = masked if const_expr(kernel.mask_mod is not None) else None

@@ -28,11 +28,12 @@ def main() -> int:
     )
     which = parser.add_mutually_exclusive_group(required=True)
     for option, (function, what) in _ASKED.items():
-        which.add_argument(option, dest="function", action="store_const", const=function, help="print " + what)
+        words = "print " + what
+        which.add_argument(option, dest="function", action="store_const", const=function, help=words)
     try:
         print(parser.parse_args().function())
     except FileNotFoundError as error:
-        print("flash_attn.cpp: {}".format(error), file=sys.stderr)
+        print(f"flash_attn.cpp: {error}", file=sys.stderr)
         return 1
     return 0
 

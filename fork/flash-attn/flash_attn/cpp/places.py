@@ -9,7 +9,7 @@ def _there(*names: str) -> str:
     path = os.path.join(_HERE, *names)
     if not os.path.exists(path):
         raise FileNotFoundError(
-            "{} is missing: this flash_attn was not installed from a wheel that has the C++ API".format(path)
+            f"{path} is missing: this flash_attn was not installed from a wheel that has the C++ API"
         )
     return path
 

@@ -31,9 +31,8 @@ def right_version(wheel: Wheel, machine: Machine) -> str:
     """The version of the wheel that fits, by the parts of this one's label that name CUDA and torch."""
     served, torch = driver_cuda(machine), machine.torch
     cuda = torch["cuda"] if torch and torch["cuda"] else None
-    if cuda is None or (
-        served is not None and (major(cuda) or 0) > served
-    ):  # torch has to be installed anyway
+    if cuda is None or (served is not None and (major(cuda) or 0) > served):
+        # torch has to be installed anyway
         cuda, torch = wheel.cuda, None
         if served is not None and served < (major(cuda) or 0):
             cuda = machine.driver["cuda"] or str(served)
@@ -44,8 +43,9 @@ def right_version(wheel: Wheel, machine: Machine) -> str:
         names = [
             "torch{}.{}".format(*numbers(v)[:2]) for v in (wheel.torch, torch["version"]) if numbers(v)[1:]
         ]
-        renamed.update([names] if len(names) == 2 else [])
-    public, _, label = wheel.version.partition("+")
+        renamed.update(dict([names]) if len(names) == 2 else {})
+    version = str(wheel.version)
+    public, _, label = version.partition("+")
     # A label is split at points, and torch2.11 has one.
     parts = re.findall(r"torch\d+\.\d+|[^.]+", label)
     return public + ("+" if label else "") + ".".join(renamed.get(part, part) for part in parts)
@@ -55,14 +55,14 @@ def advice(wheel: Wheel, found: Sequence[Problem], machine: Machine, head_dims: 
     """The wheel that fits, in words."""
     checks = {problem.check for problem in found if problem.wheel}
     if not checks:
-        return "{} {} is the right wheel for this machine".format(wheel.name, wheel.version)
+        return f"{wheel.name} {wheel.version} is the right wheel for this machine"
     more, options = [], []
     if "python" in checks:
         more.append("for Python {} ({})".format(".".join(map(str, numbers(machine.python)[:2])), machine.tag))
     if "glibc" in checks:
-        more.append("for glibc {}".format(machine.glibc) if machine.glibc else "for another C library")
+        more.append(f"for glibc {machine.glibc}" if machine.glibc else "for another C library")
     if "platform" in checks:
-        more.append("for {} {}".format(machine.system, machine.processor))
+        more.append(f"for {machine.system} {machine.processor}")
     if "gpu-kernels" in checks:
         here = sorted({gpu["compute_capability"] for gpu in machine.driver["gpus"]})
         names = [capability.replace(".", "") for capability in here]
@@ -72,10 +72,8 @@ def advice(wheel: Wheel, found: Sequence[Problem], machine: Machine, head_dims: 
         options.append("--arch " + ",".join(sorted({*names})))
     if "head-dim" in checks:
         sizes = sorted({size for size in map(size_of, head_dims) if size})
-        more.append("with {} in its name".format(", ".join("hdim{}".format(s) for s in sizes)))
-        options.append(
-            "--kernels " + ",".join("hdim{}".format(s) for s in sorted({*sizes, *wheel.head_dims()}))
-        )
+        more.append("with {} in its name".format(", ".join(f"hdim{s}" for s in sizes)))
+        options.append("--kernels " + ",".join(f"hdim{s}" for s in sorted({*sizes, *wheel.head_dims()})))
     version = right_version(wheel, machine)
     words = "{} {}{}".format(wheel.name, version, " " + ", ".join(more) if more else "")
     if options:
@@ -84,6 +82,7 @@ def advice(wheel: Wheel, found: Sequence[Problem], machine: Machine, head_dims: 
 
 
 def candidates(places: Sequence[str]) -> List[Path]:
+    """The files that were given, and the wheels in folders that were."""
     found = []  # type: List[Path]
     for place in map(Path, places):
         found += sorted(place.glob("*.whl")) if place.is_dir() else [place]
@@ -101,15 +100,11 @@ def examine(places: Sequence[str], head_dims: Sequence[int], importing: bool) ->
         try:
             candidate = of_file(path)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            found.append(
-                Problem("unreadable", "{} cannot be read: {}".format(path, error), "Fetch it again.")
-            )
+            found.append(Problem("unreadable", f"{path} cannot be read: {error}", "Fetch it again."))
             continue
         if candidate is None:
             if str(path) in places:
-                found.append(
-                    Problem("not-ours", "{} is no wheel of this project".format(path), "Leave it out.")
-                )
+                found.append(Problem("not-ours", f"{path} is no wheel of this project", "Leave it out."))
             continue
         against = problems(candidate, machine, head_dims)
         wheels.append({**candidate.as_data(), "problems": [p.as_data() for p in against]})
@@ -140,6 +135,7 @@ def examine(places: Sequence[str], head_dims: Sequence[int], importing: bool) ->
 
 
 def tell(told: Dict[str, Any]) -> Iterator[str]:
+    """Lines for people, of what ``examine`` says."""
     machine, torch, driver, wheel = (
         told["machine"],
         told["machine"]["torch"],
@@ -195,6 +191,7 @@ def _problem_lines(problem: Dict[str, Any], indent: str) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Print what is wrong; the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m flash_attn.doctor", description=(__doc__ or "").partition("\n")[0]
     )
@@ -211,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     for place in options.wheels:
         if not os.path.exists(place):
-            parser.error("{}: no such file or folder".format(place))
+            parser.error(f"{place}: no such file or folder")
     told = examine(options.wheels, options.head_dim, not options.no_import)
     if options.json:
         print(json.dumps(told, indent=1))

@@ -19,6 +19,7 @@ class Problem:
         self.check, self.what, self.remedy, self.stops, self.wheel = check, what, remedy, stops, wheel
 
     def as_data(self) -> Dict[str, Any]:
+        """For JSON."""
         return dict(vars(self))
 
 
@@ -42,7 +43,7 @@ def _python(wheel: Wheel, machine: Machine) -> Iterator[Problem]:
     wanted = ["{}-{}".format(*tag.split("-")[:2]) for tag in wheel.tags]
     here = machine.tag if machine.implementation == "cpython" else machine.implementation
     version = numbers(machine.python)
-    any_of = ["py3-none", "{0}-{0}".format(here), "{}-none".format(here.rstrip("t"))]
+    any_of = ["py3-none", f"{here}-{here}", "{}-none".format(here.rstrip("t"))]
     stable = [w for w in wanted if w.endswith("-abi3") and not here.endswith("t")]
     fitting = any(w in any_of for w in wanted) or any((3, int(w[3:-5])) <= version for w in stable)
     if wanted and not fitting:
@@ -50,7 +51,7 @@ def _python(wheel: Wheel, machine: Machine) -> Iterator[Problem]:
             ", ".join(wanted), here, machine.implementation, machine.python
         )
     elif not fits(machine.python, wheel.requires_python):
-        what = "it asks for Python {}; here is Python {}".format(wheel.requires_python, machine.python)
+        what = f"it asks for Python {wheel.requires_python}; here is Python {machine.python}"
     else:
         return
     yield Problem("python", what, "Use such a Python, or a wheel for this one.", wheel=True)
@@ -70,7 +71,7 @@ def _cuda(wheel: Wheel, machine: Machine) -> Iterator[Problem]:
     if want is None:
         return
     target = want if served is None else min(want, served)
-    install = "Install a torch that is built for CUDA {}; pytorch.org names its index.".format(target)
+    install = f"Install a torch that is built for CUDA {target}; pytorch.org names its index."
     if torch is None:
         yield Problem("torch-missing", "torch is not installed", install)
     elif torch["cuda"] is None:
@@ -92,7 +93,7 @@ def _cuda(wheel: Wheel, machine: Machine) -> Iterator[Problem]:
         )
         branch = FIRST_DRIVER.get(want)
         remedy = "Install NVIDIA's driver {}, or the wheel and a torch for CUDA {}.".format(
-            "{} or later".format(branch) if branch else "for CUDA {}".format(want), served
+            f"{branch} or later" if branch else f"for CUDA {want}", served
         )
         yield Problem("driver-old", what, remedy, "calls", wheel=True)
 
@@ -105,12 +106,12 @@ def _requirements(wheel: Wheel, machine: Machine) -> Iterator[Problem]:
             infos = machine.distributions.get(name)
             version = version_of(infos[0]) if infos else None
             if version is None:
-                remedy = "pip install '{}{}'".format(name, specifier)
-                yield Problem("requirement", "the package {} is not installed".format(name), remedy)
+                remedy = f"pip install '{name}{specifier}'"
+                yield Problem("requirement", f"the package {name} is not installed", remedy)
         if version is not None and numbers(version) and not fits(version, specifier):
-            what = "it asks for {}{}; here is {}".format(name, specifier, version)
+            what = f"it asks for {name}{specifier}; here is {version}"
             pinned = name == "torch" and "==" in specifier
-            remedy = "pip install '{}{}'".format(name, specifier)
+            remedy = f"pip install '{name}{specifier}'"
             if pinned:
                 remedy = "Install the wheel for torch {}.{}, or {}{}.".format(
                     *numbers(version)[:2], name, specifier
@@ -146,7 +147,7 @@ def _gpus(wheel: Wheel, machine: Machine) -> Iterator[Problem]:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         what = "the driver shows no GPU"
         if hidden is not None:
-            what += "; CUDA_VISIBLE_DEVICES is {!r}".format(hidden)
+            what += f"; CUDA_VISIBLE_DEVICES is {hidden!r}"
         yield Problem("gpu-missing", what, "See what nvidia-smi lists.", "calls")
     portable = [
         numbers(f[:-1] + "." + f[-1])
@@ -168,6 +169,7 @@ def _gpus(wheel: Wheel, machine: Machine) -> Iterator[Problem]:
 
 
 def dotted(architecture: str) -> str:
+    """An architecture as a compute capability: 90a is 9.0a."""
     return re.sub(r"(\d)([af]?)$", r".\1\2", architecture)
 
 
@@ -179,9 +181,7 @@ def size_of(head_dim: int) -> Optional[int]:
 def _head_dim(wheel: Wheel, head_dim: int) -> Iterator[Problem]:
     size = size_of(head_dim)
     if size is None:
-        yield Problem(
-            "head-dim", "no kernel takes head dim {}".format(head_dim), "At most 256 works.", "calls"
-        )
+        yield Problem("head-dim", f"no kernel takes head dim {head_dim}", "At most 256 works.", "calls")
         return
     words = {"fwd": "the forward pass", "split": "decode, masks and biases", "bwd": "gradients"}
     missing = [words[kind] for kind in words if size not in wheel.head_dims(kind)]
@@ -191,6 +191,6 @@ def _head_dim(wheel: Wheel, head_dim: int) -> Iterator[Problem]:
             size, ", ".join(missing), has
         )
         if size != head_dim:
-            what += " ({} takes those of {})".format(head_dim, size)
-        remedy = "Install a wheel with hdim{} in its name.".format(size)
+            what += f" ({head_dim} takes those of {size})"
+        remedy = f"Install a wheel with hdim{size} in its name."
         yield Problem("head-dim", what, remedy, "calls", wheel=True)

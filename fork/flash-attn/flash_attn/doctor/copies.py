@@ -20,13 +20,13 @@ def installed(machine: Machine) -> Tuple[Optional[Wheel], List[Problem]]:
     infos = machine.distributions.get("flash-attn", [])
     ours = [root for root in roots if (root / "flash_attn/_fork.json").is_file()]
     if not ours:
-        found = ", ".join(str(root / "flash_attn") for root in roots)
-        what = "{} is not of this project".format(found) if found else "flash_attn is not installed"
-        remedy = (
-            "pip uninstall flash-attn; then install a wheel of this project." if found else "Install a wheel."
-        )
-        return None, [Problem("not-ours" if found else "not-installed", what, remedy)]
-    root, found = ours[0], []
+        others = ", ".join(str(root / "flash_attn") for root in roots)
+        if not others:
+            return None, [Problem("not-installed", "flash_attn is not installed", "Install a wheel.")]
+        remedy = "pip uninstall flash-attn; then install a wheel of this project."
+        return None, [Problem("not-ours", f"{others} is not of this project", remedy)]
+    root = ours[0]
+    found = []  # type: List[Problem]
     own = [info for info in infos if info.parent == root]
     if roots[0] != root:
         found.append(_in_the_way(roots[0] / "flash_attn", root / "flash_attn", machine))
@@ -50,7 +50,7 @@ def installed(machine: Machine) -> Tuple[Optional[Wheel], List[Problem]]:
 def _in_the_way(first: Path, ours: Path, machine: Machine) -> Problem:
     """Something that Python finds before the wheel's."""
     root = first.parent if first.parent in machine.path else first.parent.parent
-    what = "a second one is in the way: Python takes {} before {}".format(first, ours)
+    what = f"a second one is in the way: Python takes {first} before {ours}"
     if any(info.parent == root for info in machine.distributions.get("flash-attn", [])):
         return Problem("second", what, "pip uninstall flash-attn, of the Python or user that it belongs to.")
     if str(root) == os.getcwd():
@@ -81,10 +81,11 @@ def try_import(name: str) -> str:
     """What importing a module in another process says at its end; empty if it works."""
     command = [sys.executable, "-c", "import " + name]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
+        pipe = subprocess.PIPE
+        done = subprocess.run(command, stdout=pipe, stderr=pipe, timeout=300, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     if done.returncode == 0:
         return ""
-    return lines[-1] if lines else "Python ended with status {}".format(done.returncode)
+    return lines[-1] if lines else f"Python ended with status {done.returncode}"

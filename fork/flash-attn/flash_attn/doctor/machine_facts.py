@@ -32,6 +32,7 @@ class Machine:
         self.driver = _driver()
 
     def as_data(self) -> Dict[str, Any]:
+        """For JSON."""
         keys = (
             "python",
             "tag",
@@ -71,6 +72,7 @@ def _distributions(path: Sequence[Path]) -> Dict[str, List[Path]]:
 
 
 def version_of(info: Path) -> str:
+    """The version that a .dist-info folder is named after."""
     return info.name[: -len(".dist-info")].partition("-")[2]
 
 
@@ -89,7 +91,7 @@ def _torch(path: Sequence[Path]) -> Optional[Dict[str, Any]]:
             for target in targets:
                 if isinstance(target, ast.Name) and target.id in values:
                     try:
-                        values[target.id] = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+                        values[target.id] = ast.literal_eval(getattr(node, "value", ""))
                     except (ValueError, TypeError, AttributeError):
                         continue
         told = {"version": values["__version__"], "cuda": values["cuda"], "hip": values["hip"]}
@@ -121,10 +123,10 @@ def _by_cuda() -> Dict[str, Any]:
     number = ctypes.c_int()
     told = {}  # type: Dict[str, Any]
     if cuda.cuDriverGetVersion(ctypes.byref(number)) == 0:
-        told["cuda"] = "{}.{}".format(number.value // 1000, number.value % 1000 // 10)
+        told["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
     status = cuda.cuInit(0)
     if status not in (0, 100):  # 100: there is no GPU
-        return {**told, "error": "CUDA's driver does not start: cuInit gives {}".format(status)}
+        return {**told, "error": f"CUDA's driver does not start: cuInit gives {status}"}
     gpus = []
     count = number.value if status == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0 else 0
     for index in range(count):
@@ -147,7 +149,7 @@ def _by_nvml() -> Dict[str, Any]:
     if nvml.nvmlSystemGetDriverVersion(text, 96) == 0:
         told["version"] = text.value.decode()
     if nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number)) == 0:
-        told["cuda"] = "{}.{}".format(number.value // 1000, number.value % 1000 // 10)
+        told["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
     nvml.nvmlShutdown()
     return told
 
@@ -159,6 +161,7 @@ def _by_smi() -> Dict[str, Any]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         timeout=60,
+        check=False,
     )
     rows = [[c.strip() for c in row] for row in csv.reader(told.stdout.decode(errors="replace").splitlines())]
     rows = [row for row in rows if len(row) == 3 and numbers(row[1])]
@@ -176,8 +179,9 @@ def _by_kernel() -> Dict[str, Any]:
 
 def driver_cuda(machine: Machine) -> Optional[int]:
     """The latest CUDA that the driver serves; None where there is no driver, or it does not say."""
-    if machine.driver["cuda"]:
-        return major(machine.driver["cuda"])
+    told = major(machine.driver["cuda"])  # type: Optional[int]
+    if told is not None:
+        return told
     branch = major(machine.driver["version"])
     served = [cuda for cuda, first in FIRST_DRIVER.items() if branch is not None and branch >= first]
     return max(served) if served else None

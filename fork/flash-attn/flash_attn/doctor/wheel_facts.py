@@ -19,6 +19,7 @@ def numbers(version: str) -> Numbers:
 
 
 def major(version: Optional[str]) -> Optional[int]:
+    """The first number of a version; None for none."""
     return (numbers(version) or (None,))[0] if version else None
 
 
@@ -63,10 +64,12 @@ class Wheel:
         return dict(requirements(self)).get(name, "")
 
     def head_dims(self, kind: str = "fwd") -> List[int]:
+        """Those that it has kernels for: of fwd, split or bwd."""
         found = {re.match(kind + r"_hdim(\d+)_", kernel) for kernel in self.kernels}
         return sorted({int(match.group(1)) for match in found if match})
 
     def as_data(self) -> Dict[str, Any]:
+        """For JSON."""
         keys = ("name", "version", "requires_python", "requires", "tags", "cuda", "architectures", "glibc")
         return {
             "place": str(self.place),
@@ -76,6 +79,7 @@ class Wheel:
 
 
 def requirements(wheel: Wheel) -> Iterator[Tuple[str, str]]:
+    """Names of the packages that it always needs, each with its range of versions."""
     for line in wheel.requires:
         match = re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*\(?([^;)]*)", line)
         if match and ";" not in line:
@@ -83,6 +87,7 @@ def requirements(wheel: Wheel) -> Iterator[Tuple[str, str]]:
 
 
 def normal(name: str) -> str:
+    """A distribution's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -120,6 +125,7 @@ def of_folder(root: Path, info: Path) -> Wheel:
 
 
 def text_of(path: Path) -> str:
+    """What a file says; nothing where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -1,10 +1,8 @@
 """What this wheel's kernels serve, as a serving engine has to know it before it starts."""
 
-from typing import List, Optional, Tuple
-
 import flash_attn_2_cuda
 import torch
-from flash_attn import fork_info
+from flash_attn.fork import fork_info
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # of kernels; a head dim takes those of the next
@@ -16,15 +14,15 @@ def takes_head_dim(head_dim: int) -> bool:
     return head_dim % 8 == 0 and 0 < head_dim <= LARGEST_HEAD_DIM
 
 
-def missing(head_dim: int, dtype: torch.dtype) -> List[str]:
-    """Kernels that this wheel lacks for a cache in pages; of those a single query takes the first, others the second."""
+def missing(head_dim: int, dtype: torch.dtype) -> list[str]:
+    """Kernels that this wheel lacks for a cache in pages: that of single queries, and that of more."""
     dim = next(dim for dim in _HEAD_DIMS if head_dim <= dim)
     names = [f"split_hdim{dim}_{DTYPES[dtype]}{suffix}" for suffix in ("", "_causal")]
     return [name for name in names if name not in flash_attn_2_cuda.kernel_set()]
 
 
-def unfit_gpu(capability: Tuple[int, int]) -> Optional[str]:
-    """Why a GPU of that compute capability cannot run what was compiled; None where it can, or the wheel does not say."""
+def unfit_gpu(capability: tuple[int, int]) -> str | None:
+    """Why a GPU of that compute capability cannot run what was compiled; None: it can, or nobody knows."""
     built = fork_info()
     names, flags = built.get("architectures", []), built.get("nvcc", {}).get("flags", [])
     if not names or any("code=compute_" in flag for flag in flags):  # PTX, for whatever GPU comes
@@ -32,14 +30,16 @@ def unfit_gpu(capability: Tuple[int, int]) -> Optional[str]:
     for name in names:  # such as 90 or 90a, whose machine code runs on that GPU alone
         digits = name.rstrip("af")
         major, minor = int(digits[:-1]), int(digits[-1])
-        if (major, minor) == capability or (not name.endswith("a") and major == capability[0] and minor <= capability[1]):
+        serves_later = not name.endswith("a") and major == capability[0] and minor <= capability[1]
+        if (major, minor) == capability or serves_later:
             return None
     has = ".".join(map(str, capability))
-    return f"this wheel of flash_attn is for sm_{', sm_'.join(names)}, and the GPU has compute capability {has}"
+    built_for = ", ".join(f"sm_{name}" for name in names)
+    return f"this wheel of flash_attn is for {built_for}, and the GPU has compute capability {has}"
 
 
 def split_size(head_dim: int) -> int:
-    """FA2_SPLIT_SIZE or its default; ValueError for one that is no multiple of the tile of this head dim's kernels."""
+    """FA2_SPLIT_SIZE or its default; ValueError for one that is no multiple of a tile of keys."""
     chosen, tile = flash_attn_2_cuda.check_split_size(None), 128 if head_dim <= 128 else 64
     if chosen % tile:
         raise ValueError(f"FA2_SPLIT_SIZE={chosen} is no multiple of {tile}, as head_dim {head_dim} needs")
@@ -47,7 +47,7 @@ def split_size(head_dim: int) -> int:
 
 
 def attend(
-    scope: Tuple[bool, int],
+    scope: tuple[bool, int],
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -55,7 +55,7 @@ def attend(
     starts: torch.Tensor,
     lengths: torch.Tensor,
     pages: torch.Tensor,
-    alibi_slopes: Optional[torch.Tensor],
+    alibi_slopes: torch.Tensor | None,
     most_queries: int,
     most_keys: int,
     scale: float,
@@ -63,7 +63,7 @@ def attend(
     left: int,
     right: int,
     softcap: float,
-    sink: Optional[torch.Tensor],
+    sink: torch.Tensor | None,
 ) -> None:
     """Write to out the attention of queries (tokens, heads, head dim) to a cache that has their keys.
 

@@ -2,8 +2,8 @@
 
     python -m sglang.launch_server --model-path MODEL --attention-backend flash_attn_deterministic
 
-SGLang finds ``register`` by the wheel's entry point ``sglang.srt.plugins`` and calls it in each of its processes.
-The backend itself is imported where an engine chooses it: ``flash_attn.serving.sglang_backend``.
+SGLang finds ``register`` by the wheel's entry point ``sglang.srt.plugins`` and calls it in each of its
+processes. The backend itself is imported where an engine chooses it: ``flash_attn.serving.sglang_backend``.
 """
 
 from importlib.metadata import version
@@ -35,16 +35,19 @@ def register() -> None:
     """
     try:
         from sglang.srt import server_args
-        from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
+        from sglang.srt.layers.attention.attention_registry import (
+            ATTENTION_BACKENDS,
+            register_attention_backend,
+        )
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    except ImportError:  # of before or after it had such lists: asked for the backend, it says that there is none
+    except ImportError:  # an SGLang without such lists: asked for the backend, it says that there is none
         return
     if NAME in ATTENTION_BACKENDS:
         return
     register_attention_backend(NAME)(_make)
     server_args.add_attention_backend_choices([NAME])
     server_args.add_deterministic_attention_backend_choices([NAME])
-    # It keeps the cache of prefixes in deterministic inference: which part of a prompt is cached changes no bit.
+    # It keeps the cache of prefixes in deterministic inference: what of a prompt is cached changes no bit.
     server_args.add_radix_supported_deterministic_attention_backend_choices([NAME])
     HookRegistry.register("sglang.srt.server_args.ServerArgs.__post_init__", _give_page_size, HookType.BEFORE)
 
@@ -58,6 +61,10 @@ def _make(runner: Any) -> Any:
 
 def _give_page_size(arguments: Any) -> None:
     """SGLang's own default is pages of one token, which no kernel here reads."""
-    chosen = (arguments.attention_backend, arguments.prefill_attention_backend, arguments.decode_attention_backend)
+    chosen = (
+        arguments.attention_backend,
+        arguments.prefill_attention_backend,
+        arguments.decode_attention_backend,
+    )
     if NAME in chosen and arguments.page_size is None:
         arguments.page_size = PAGE_SIZE

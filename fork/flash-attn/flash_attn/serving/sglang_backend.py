@@ -1,13 +1,14 @@
-"""SGLang's FlashAttention backend with flash_attn's kernels, in deterministic mode whatever the process-wide one is.
+"""SGLang's FlashAttention backend with flash_attn's kernels, in deterministic mode whatever the process has.
 
-Its cache, its metadata and its way to write new keys are SGLang's own. What the kernels do not serve is refused
-while the engine starts, as ``Backend`` is made.
+Its cache, its metadata and its way to write new keys are SGLang's own. What the kernels do not serve is
+refused while the engine starts, as ``Backend`` is made.
 
 Environment, read then:
     FA2_SPLIT_SIZE: tokens a chunk of keys has, part of the result's bits. Default 2048.
 """
 
-from typing import Any, Iterator, Optional, Set, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from flash_attn.serving import kernels
@@ -18,7 +19,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 
-def _head_dims(model: Any) -> Set[Tuple[int, int]]:
+def _head_dims(model: Any) -> set[tuple[int, int]]:
     """Of keys and values, in layers without a window and with one."""
     of_keys, of_values = model.head_dim, model.v_head_dim
     windowed = (getattr(model, "swa_head_dim", None), getattr(model, "swa_v_head_dim", None))
@@ -39,7 +40,8 @@ def _unfit(runner: Any) -> Iterator[str]:
         yield f"it reads a KV cache of the model's dtype, {runner.dtype}, not {runner.kv_cache_dtype}"
     for of_keys, of_values in _head_dims(model):
         if not kernels.takes_head_dim(of_keys):
-            yield f"it takes head dims that are multiples of 8 up to {kernels.LARGEST_HEAD_DIM}, not {of_keys}"
+            largest = kernels.LARGEST_HEAD_DIM
+            yield f"it takes head dims that are multiples of 8 up to {largest}, not {of_keys}"
         elif runner.dtype in kernels.DTYPES:
             missing = kernels.missing(of_keys, runner.dtype)
             if missing:
@@ -81,20 +83,23 @@ class Backend(FlashAttentionBackend):
     def forward_extend(
         self,
         q: torch.Tensor,
-        k: Optional[torch.Tensor],
-        v: Optional[torch.Tensor],
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         layer: Any,
         forward_batch: Any,
         save_kv_cache: bool = True,
-        sinks: Optional[torch.Tensor] = None,
+        sinks: torch.Tensor | None = None,
         **others: Any,
     ) -> torch.Tensor:
-        """Attention of queries (tokens, heads * head dim) to the cache, to which their keys are written first."""
+        """Attention of queries (tokens, heads * head dim) to the cache, into which their keys go first."""
         wanted = [name for name, value in others.items() if value is not None]
         if wanted:
             raise NotImplementedError(f"{NAME} does not serve layers that pass {', '.join(wanted)}")
-        if layer.is_cross_attention or layer.attn_type not in (AttentionType.DECODER, AttentionType.ENCODER_ONLY):
-            raise NotImplementedError(f"{NAME} serves no layers that attend across, or in both directions in part")
+        served = (AttentionType.DECODER, AttentionType.ENCODER_ONLY)
+        if layer.is_cross_attention or layer.attn_type not in served:
+            raise NotImplementedError(
+                f"{NAME} serves no layers that attend across, or in both directions in part"
+            )
         if not len(q):
             return q.new_empty(0, layer.tp_q_head_num * layer.head_dim)
         metadata, pool = self.forward_metadata, self.token_to_kv_pool
@@ -112,7 +117,10 @@ class Backend(FlashAttentionBackend):
         keys, values = (buffer.view(shape) for buffer in pool.get_kv_buffer(layer.layer_id))
         query = q.reshape(-1, layer.tp_q_head_num, layer.head_dim)
         out = getattr(forward_batch, "_attn_output", None)
-        out = torch.empty(query.shape, dtype=q.dtype, device=q.device) if out is None else out.view(query.shape)
+        if out is None:
+            out = torch.empty(query.shape, dtype=q.dtype, device=q.device)
+        else:
+            out = out.view(query.shape)
         kernels.attend(
             self.scope, query, keys, values, out, metadata.cu_seqlens_q, metadata.cache_seqlens_int32, pages,
             None, metadata.max_seq_len_q,

@@ -5,22 +5,22 @@
     model = AutoModel.from_pretrained(…, attn_implementation=transformers.NAME)
 
 ``attn_implementation="flash_attention_2"`` runs on flash_attn as well. It cuts padding out of packed copies,
-has no place for a bias such as T5's, and knows causal and sliding attention alone. Here a call that is causal,
-with a window or without, takes the kernels for that; whatever else the model asks for goes as ``attn_mask`` and
-``attn_bias``, and a model's sinks as ``learnable_sink``.
+has no place for a bias such as T5's, and knows causal and sliding attention alone. Here a call that is
+causal, with a window or without, takes the kernels for that; whatever else the model asks for goes as
+``attn_mask`` and ``attn_bias``, and a model's sinks as ``learnable_sink``.
 
 The name has no "flash" in it: Transformers takes such names for one of its own, and then refuses models that
 it has not marked for them, T5 among them, or puts other kernels in their place, as for gpt-oss.
 
-The deterministic mode is the caller's: ``flash_attn.set_deterministic_mode(True)``. With padding on the left, a
-row's keys stand at other places than without, and its bits may differ.
+The deterministic mode is the caller's: ``flash_attn.set_deterministic_mode(True)``. With padding on the left,
+a row's keys stand at other places than without, and its bits may differ.
 """
 
-from typing import Any, Callable, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-from flash_attn import flash_attn_func
+from flash_attn.flash_attn_interface import flash_attn_func
 
 NAME = "deterministic_attention"
 
@@ -30,17 +30,19 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Optional[torch.Tensor],
+    attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
-    scaling: Optional[float] = None,
-    is_causal: Optional[bool] = None,
-    sliding_window: Optional[int] = None,
-    softcap: Optional[float] = None,
-    position_bias: Optional[torch.Tensor] = None,
-    s_aux: Optional[torch.Tensor] = None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    position_bias: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
-) -> Tuple[torch.Tensor, None]:
-    """What Transformers calls: tensors (batch, heads, tokens, head dim); the result is (batch, tokens, heads, head dim).
+) -> tuple[torch.Tensor, None]:
+    """What Transformers calls.
+
+    Tensors are (batch, heads, tokens, head dim); the result is (batch, tokens, heads, head dim).
 
     attention_mask: None where the call is all that is_causal and sliding_window say; else of every pair, bool
     (True: attend) or added to the scores. One that ``mask`` marked as no more than that window is not read.
@@ -71,16 +73,19 @@ def attention(
 
 
 def _is_window(mask_function: Callable[..., torch.Tensor], size: int) -> bool:
-    """Whether a query attends to the last ``size`` keys, its own among them: no chunks, and no other pattern."""
+    """Whether a query attends to the last ``size`` keys, its own among them: no chunks or other pattern."""
 
     def sees(query: int, key: int) -> bool:
         return bool(mask_function(*(torch.tensor(index) for index in (0, 0, query, key))))
 
     ends = (size - 1, size, 2 * size - 1, 2 * size)
-    return all(
-        sees(end, end) and sees(end, end - size + 1) and not (sees(end, end + 1) or (end >= size and sees(end, end - size)))
-        for end in ends
-    )
+
+    def is_edge(end: int) -> bool:
+        """Whether the query sees its own key and the window's first one, and none of the keys beside them."""
+        beside = sees(end, end + 1) or (end >= size and sees(end, end - size))
+        return sees(end, end) and sees(end, end - size + 1) and not beside
+
+    return all(map(is_edge, ends))
 
 
 def mask(
@@ -90,12 +95,12 @@ def mask(
     q_offset: Any = 0,
     kv_offset: int = 0,
     mask_function: Any = None,
-    attention_mask: Optional[torch.Tensor] = None,
-    local_size: Optional[int] = None,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     **others: Any,
-) -> Optional[torch.Tensor]:
-    """None where the kernels' own causal attention is what the model asks for, else Transformers' mask of every pair.
+) -> torch.Tensor | None:
+    """None where the model asks for the kernels' own causal attention, else Transformers' mask of every pair.
 
     Transformers says by ``allow_is_causal_skip`` whether there is more to it, but for attention in chunks.
     A mask that is a window is marked: a model whose layers tell their window takes the kernels' own.
@@ -111,12 +116,12 @@ def mask(
     own = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function}
     own |= {"attention_mask": attention_mask, "local_size": local_size, "allow_is_causal_skip": False}
     found = sdpa_mask(batch_size, q_length, kv_length, **own, **others)
-    if plain and found is not None and _is_window(mask_function, local_size):
+    if plain and found is not None and local_size is not None and _is_window(mask_function, local_size):
         found.window = local_size  # which some models tell their attention, and some do not
     return found
 
 
-def _pads(attention_mask: Optional[torch.Tensor], kv_offset: int, kv_length: int) -> bool:
+def _pads(attention_mask: torch.Tensor | None, kv_offset: int, kv_length: int) -> bool:
     """Whether some of the keys are padding; those past the mask's end are."""
     if attention_mask is None:
         return False

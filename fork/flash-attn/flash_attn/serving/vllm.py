@@ -3,15 +3,15 @@
     vllm serve MODEL --attention-backend CUSTOM
     LLM(MODEL, attention_backend="CUSTOM")
 
-vLLM finds ``register`` by the wheel's entry point ``vllm.general_plugins`` and calls it in each of its processes.
-The backend itself, and with it vLLM, is imported where an engine chooses it: ``flash_attn.serving.vllm_backend``.
+vLLM finds ``register`` by the wheel's entry point ``vllm.general_plugins`` and calls it in each of its
+processes. The backend itself, and with it vLLM, is imported where an engine chooses it:
+``flash_attn.serving.vllm_backend``.
 """
 
 from importlib.metadata import version
-from typing import Tuple
 
 BACKEND = "flash_attn.serving.vllm_backend.Backend"
-FITS: Tuple[int, int] = (0, 26)  # releases that begin so: its classes are vLLM's, which change with each
+FITS: tuple[int, int] = (0, 26)  # releases that begin so: its classes are vLLM's, which change with each
 
 
 class UnfitVersionError(RuntimeError):

@@ -1,8 +1,8 @@
-"""vLLM's FlashAttention backend with flash_attn's kernels, in deterministic mode whatever the process-wide one is.
+"""vLLM's FlashAttention backend with flash_attn's kernels, in deterministic mode whatever the process has.
 
 Its cache, its metadata and its way to write new keys are vLLM's own. What the kernels do not serve is refused
-while the engine starts: by vLLM, from what ``Backend`` says of itself, or by ``Attention`` and ``MetadataBuilder``
-as they are made.
+while the engine starts: by vLLM, from what ``Backend`` says of itself, or by ``Attention`` and
+``MetadataBuilder`` as they are made.
 
 Environment, read when a layer is made:
     FA2_SPLIT_SIZE: tokens a chunk of keys has, part of the result's bits. Default 2048.
@@ -12,7 +12,7 @@ from flash_attn.serving.vllm import check_version
 
 check_version()  # before its classes are imported, which another release may not have
 
-from typing import Any, List, Optional
+from typing import Any
 
 import torch
 from flash_attn.serving import kernels
@@ -43,13 +43,13 @@ class Attention(FlashAttentionImpl):
         head_size: int,
         scale: float,
         num_kv_heads: int,
-        alibi_slopes: Optional[List[float]],
-        sliding_window: Optional[int],
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
         kv_cache_dtype: str,
-        logits_soft_cap: Optional[float] = None,
+        logits_soft_cap: float | None = None,
         attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: Optional[str] = None,
-        sinks: Optional[torch.Tensor] = None,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         # Not FlashAttentionImpl's, which chooses among vLLM's kernels and takes sinks on some GPUs alone.
         self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, head_size
@@ -58,7 +58,7 @@ class Attention(FlashAttentionImpl):
         self.alibi_slopes = None
         if alibi_slopes is not None:
             self.alibi_slopes = torch.tensor(alibi_slopes, dtype=torch.float32)
-        # The layer's own: where vLLM keeps layers with windows and without in one group, its metadata has one for all.
+        # The layer's own: vLLM may keep layers with and without windows in one group, whose metadata has one.
         self.sliding_window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
         self.window_both = (self.sliding_window[0], self.sliding_window[0])
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
@@ -77,12 +77,14 @@ class Attention(FlashAttentionImpl):
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
-        attn_metadata: Optional[FlashAttentionMetadata],
+        attn_metadata: FlashAttentionMetadata | None,
         output: torch.Tensor,
-        output_scale: Optional[torch.Tensor] = None,
-        output_block_scale: Optional[torch.Tensor] = None,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of queries (tokens, heads, head dim) to the cache, which has this step's keys, into output.
+        """Write to output the attention of queries (tokens, heads, head dim) to the cache.
+
+        It has this step's keys already.
 
         kv_cache: (pages, heads of keys, tokens of a page, 2 * head dim), keys before values.
         """
@@ -109,7 +111,9 @@ def _refuse_other_masks() -> None:
     if model is None:
         return
     if model.is_diffusion:
-        raise ValueError("flash_attn's attention backend does not serve diffusion models: causal for some sequences")
+        raise ValueError(
+            "flash_attn's attention backend does not serve diffusion models: causal for some sequences"
+        )
     if model.rswa_window is not None:
         raise ValueError("flash_attn's attention backend does not serve reference sliding window attention")
 
@@ -126,11 +130,12 @@ class MetadataBuilder(FlashAttentionMetadataBuilder):
         size, of_values = kv_cache_spec.head_size, getattr(kv_cache_spec, "head_size_v", None)
         if of_values not in (None, size):
             raise ValueError(
-                f"flash_attn's attention backend takes keys and values of one head size, not {size} and {of_values}"
+                "flash_attn's attention backend takes keys and values of one head size, "
+                f"not {size} and {of_values}"
             )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> FlashAttentionMetadata:
-        """The graph serves whatever the pages can hold: rows whose keys end past the longest named would be NaN."""
+        """The graph serves whatever pages can hold: rows with keys past the longest told would be NaN."""
         metadata = super().build_for_cudagraph_capture(common_attn_metadata)
         metadata.max_seq_len = max(metadata.max_seq_len, metadata.block_table.shape[1] * self.block_size)
         return metadata
@@ -164,12 +169,12 @@ class Backend(FlashAttentionBackend):
         return kernels.takes_head_dim(head_size)
 
     @classmethod
-    def supports_kv_cache_dtype(cls, kv_cache_dtype: Optional[str]) -> bool:
+    def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
         return kv_cache_dtype in (None, "auto", *_CACHE_DTYPES)
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        return attn_type == AttentionType.DECODER
+        return bool(attn_type == AttentionType.DECODER)
 
     @classmethod
     def supports_sink(cls) -> bool:
@@ -192,19 +197,20 @@ class Backend(FlashAttentionBackend):
         cls,
         head_size: int,
         dtype: torch.dtype,
-        kv_cache_dtype: Optional[str],
-        block_size: Optional[int],
+        kv_cache_dtype: str | None,
+        block_size: int | None,
         use_mla: bool,
         has_sink: bool,
         use_sparse: bool,
         use_mm_prefix: bool,
         device_capability: Any,
-    ) -> Optional[str]:
+    ) -> str | None:
         """The reason against it, with what vLLM's own words leave out."""
         if dtype not in DTYPES:
             return f"flash_attn takes {' and '.join(map(str, DTYPES))}, not {dtype}"
         if not cls.supports_head_size(head_size):
-            return f"flash_attn takes head sizes that are multiples of 8 up to {kernels.LARGEST_HEAD_DIM}, not {head_size}"
+            largest = kernels.LARGEST_HEAD_DIM
+            return f"flash_attn takes head sizes that are multiples of 8 up to {largest}, not {head_size}"
         if not cls.supports_kv_cache_dtype(kv_cache_dtype):
             return f"flash_attn reads a KV cache of the model's dtype, not {kv_cache_dtype}"
         if _CACHE_DTYPES.get(kv_cache_dtype or "auto", dtype) != dtype:

@@ -1,0 +1,4 @@
+# Upstream's module, whose attributes are Any.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
