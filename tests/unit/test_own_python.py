@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from scripts.base.errors import ToolchainError
-from scripts.wheels import metadata, toolchain
+from scripts.wheels.packing import metadata
+from scripts.wheels.toolchain import compilers
 from tests.unit.conftest import ROOT
 
 HALVES = ("flash-attn", "flash-attn-4")
@@ -38,7 +39,7 @@ def modules(version: str) -> list[Path]:
 
 def python(version: str) -> Path:
     try:
-        return toolchain.find_python(version)
+        return compilers.find_python(version)
     except ToolchainError:
         return pytest.skip(f"no python{version} here")
 
