@@ -130,7 +130,7 @@ def test_a_prefix_that_does_not_compile_is_named(
     fail = f'grep -q broken {header} && {{ echo "an error" >&2; exit 1; }}'
     compiler = f'{fail}; echo "$*" | grep -c torch/include >> {tmp_path}/log; touch $last\n'
     tools = toolchain(tmp_path, compiler)
-    monkeypatch.setattr("scripts.wheels.toolchain.assemble", lambda *_, **__: tools)
+    monkeypatch.setattr("scripts.wheels.toolchain.compilers.assemble", lambda *_, **__: tools)
     options = ("each", "--compile", "--kernels", "hdim64,fp16,fwd,causal")
     done = command(*options)
     assert done.status == SeriesError.exit_code

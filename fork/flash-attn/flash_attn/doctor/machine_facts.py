@@ -91,7 +91,7 @@ def _torch(path: Sequence[Path]) -> Optional[Dict[str, Any]]:
             for target in targets:
                 if isinstance(target, ast.Name) and target.id in values:
                     try:
-                        values[target.id] = ast.literal_eval(getattr(node, "value", ""))
+                        values[target.id] = ast.literal_eval(getattr(node, "value", None))
                     except (ValueError, TypeError, AttributeError):
                         continue
         told = {"version": values["__version__"], "cuda": values["cuda"], "hip": values["hip"]}

@@ -103,7 +103,7 @@ public:
         }
         return tensor;
     }
-    const core::Tensor &placed(const char *name, const core::Tensor &tensor) const {
+    core::Tensor placed(const char *name, const core::Tensor &tensor) const {
         FORK_ACCEPT(tensor.data != nullptr || tensor.elements() == 0, name, ".data is null");
         if (runs_ && tensor.elements() > 0) { check_place(name, tensor.data, device_); }
         return tensor;

@@ -74,8 +74,8 @@ typedef struct flash_attention_v2_forward_call {
 
     flash_attention_v2_tensor q;   /* (b, seqlen_q, h, d), or packed (total_q, h, d); float16 or bfloat16 */
     flash_attention_v2_tensor k;   /* (b, seqlen_k, h_k, d), or packed (total_k, h_k, d), or a cache:
-                                      (b, capacity, h_k, d), or with block_table (pages, page size, h_k, d), of
-                                      pages of a multiple of 16 tokens */
+                                      (b, capacity, h_k, d), or with block_table (pages, page size, h_k, d),
+                                      of pages of a multiple of 16 tokens */
     flash_attention_v2_tensor v;   /* as k */
     flash_attention_v2_tensor out; /* as q: the result */
     flash_attention_v2_tensor lse; /* the log-sum-exp of each row of scores, float32: (b, h, seqlen_q), or

@@ -47,7 +47,7 @@ public:
     }
     template<typename T = void>
     T *at(size_t begin) const {
-        return static_cast<T *>(static_cast<void *>(base_ + begin));
+        return reinterpret_cast<T *>(base_ + begin);
     }
 
 private:

@@ -64,7 +64,8 @@ void check_kernels(const Tensor &q, bool backward) {
     const int head_dim = int(q.size(-1));
     const bool is_bf16 = q.dtype == Dtype::bf16;
     if (has_kernels(head_dim, is_bf16, backward)) { return; }
-    fork_kernels::missing(backward ? Pass::bwd : Pass::fwd, kernels_head_dim(head_dim), is_bf16, false);
+    fork_kernels::missing(
+        backward ? Pass::bwd : Pass::fwd, fork_kernels::head_dim_of(head_dim), is_bf16, false);
 }
 
 void set_params(Flash_fwd_params &params, const Options &call, const Sizes4 &sizes, bool is_bf16,

@@ -10,10 +10,6 @@ namespace FLASH_NAMESPACE {
 namespace core {
 
 inline int rounded(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
-// Of the kernels that serve a head dim.
-inline int kernels_head_dim(int head_dim) {
-    return head_dim <= 128 ? rounded(head_dim, 32) : head_dim <= 192 ? 192 : 256;
-}
 inline int rounded_head_dim(int head_dim) { return rounded(head_dim, head_dim <= 128 ? 32 : 64); }
 
 // Where rows of a tensor lie. Strides in elements.

@@ -3,7 +3,6 @@
 #include "flash.h"
 #include "fork_kernel_set.h"
 #include "fork_mode.h"
-#include "params.h"
 
 namespace FLASH_NAMESPACE {
 namespace core {
@@ -30,7 +29,7 @@ std::vector<std::string> kernel_names() { return fork_kernels::list(); }
 
 bool has_kernels(int head_dim, bool is_bf16, bool backward) {
     using fork_kernels::Pass;
-    const int kernels = kernels_head_dim(head_dim);
+    const int kernels = fork_kernels::head_dim_of(head_dim);
     for (const bool causal : {false, true}) {
         if (backward ? fork_kernels::has(Pass::bwd, kernels, is_bf16, causal)
                      : fork_kernels::has(Pass::fwd, kernels, is_bf16, causal)

@@ -40,9 +40,9 @@ struct Sizes {
     int count;
 };
 inline void append(std::string &text, Sizes sizes) {
-    text += "[";
+    text += '[';
     for (int i = 0; i < sizes.count; ++i) { text += (i ? ", " : "") + std::to_string(sizes.at[i]); }
-    text += "]";
+    text += ']';
 }
 
 constexpr int kMostDims = 5;

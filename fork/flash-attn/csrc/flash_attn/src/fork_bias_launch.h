@@ -16,9 +16,9 @@
 namespace FLASH_NAMESPACE {
 namespace fork_bias {
 
-// Where one thread block folds, or two chunks in turns, 128 rows to a block, as in the standard kernels: they
-// share what is loaded of keys. Registers have room for them up to head dim 64, but for a few that change
-// once a tile. By the traits' parameters, for Kernel_traits::Element is half_t in every host pass.
+// Where one thread block walks all chunks, or two in turns, 128 rows to a block, as in the standard kernels:
+// they share what is loaded of keys. Registers have room for them up to head dim 64, but for a few that
+// change once a tile. By the traits' parameters, for Kernel_traits::Element is half_t in every host pass.
 template<typename Kernel_traits>
 struct TallOf {
     using type = Kernel_traits;

@@ -116,8 +116,9 @@ auto split(Flash_fwd_params &params, const fork_bias::Launch &launch) {
                         !Is_causal, true, false, true, true, false, true>;
                 }
             }
-            return &flash_fwd_splitkv_kernel < fork_bias::WithScores<Kernel_traits>, Is_causal, !Is_causal,
-                   true, false, Is_even_K && !Split, true, Split, true > ;
+            constexpr bool Is_local_call = !Is_causal, Is_even = Is_even_K && !Split;
+            return &flash_fwd_splitkv_kernel<fork_bias::WithScores<Kernel_traits>, Is_causal, Is_local_call,
+                true, false, Is_even, true, Split, true>;
         }
     }
     using Variant = fork_variants::Split<Kernel_traits, Is_local, Has_alibi, Is_even_MN, Is_even_K,
@@ -147,8 +148,9 @@ auto backward(Flash_bwd_params &params) {
             }
         }
         if (scores.any() || (Has_alibi && Is_softcap)) {
-            return &flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel < fork_bias::WithScores<Kernel_traits>,
-                   false, Is_causal, !Is_causal, true, false, Is_even_K && !Is_softcap, Is_softcap, true > ;
+            constexpr bool Is_even = Is_even_K && !Is_softcap;
+            return &flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<fork_bias::WithScores<Kernel_traits>, false,
+                Is_causal, !Is_causal, true, false, Is_even, Is_softcap, true>;
         }
     }
     using Variant = fork_variants::Backward<Kernel_traits, Is_dropout, Is_causal, Is_local, Has_alibi,

@@ -188,9 +188,9 @@ private:
 // not, `walks` is a constant that leaves upstream's loop. `first` says whether to enter at all. The other
 // names are those of upstream's kernels and their ChunkFold.
 #define FORK_EACH_BLOCK(walks, first) \
-    for (bool again = first; again; again = walks \
+    for (bool again = (first); again; again = (walks) \
             && chunks.fold_chunk_if(n_block >= n_block_min, softmax, acc_o, params.scale_softmax_log2)) \
-        for (const int chunk_min = walks ? chunks.first_block(n_block, n_block_min) : n_block_min; \
+        for (const int chunk_min = (walks) ? chunks.first_block(n_block, n_block_min) : n_block_min; \
             n_block >= chunk_min; --n_block)
 
 // Of a kernel that walks several chunks, beyond Kernel_traits::kSmemSize.

@@ -34,6 +34,11 @@ enum class Pass { fwd, split, bwd };
 constexpr std::array<int, 6> kHeadDims = {32, 64, 96, 128, 192, 256};
 constexpr std::array<Pass, 3> kPasses = {Pass::fwd, Pass::split, Pass::bwd};
 
+// Of the kernels that serve a head dim: HEADDIM_SWITCH's.
+constexpr int head_dim_of(int head_dim) {
+    return head_dim <= 128 ? (head_dim + 31) / 32 * 32 : head_dim <= 192 ? 192 : 256;
+}
+
 constexpr uint32_t mask(Pass pass) {
     return pass == Pass::fwd ? FORK_KERNELS_FWD
                              : (pass == Pass::split ? FORK_KERNELS_SPLIT : FORK_KERNELS_BWD);

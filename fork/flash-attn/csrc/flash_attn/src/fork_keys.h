@@ -7,7 +7,8 @@
 namespace FLASH_NAMESPACE {
 namespace fork_keys {
 
-// Of a split kernel's tile, its kBlockN: upstream's, but at most so many. Upstream's have 256 up to head dim 64.
+// Of a split kernel's tile, its kBlockN: upstream's, but at most so many. Upstream's have 256 up to head dim
+// 64.
 constexpr int kMostOfTile = 128;
 constexpr int tile(int head_dim) { return head_dim <= 128 ? kMostOfTile : 64; }
 

@@ -152,12 +152,15 @@ __forceinline__ __device__ void wait_but_for(const int groups) {
 // B(t) and C(t) for t = -1 to T - 1, but for the last C.
 //
 //  between           copy_tiles                       multiply_keys                multiply_values
-//  start and A       sends for keys 0 to S - 1 and    -                            clears rows that nobody
-//                    values 0 to S - 2; waits for                                  writes
-//                    keys 0
+//  start and A       sends for keys 0 to S - 1 and    fetches queries; 1 for the   fetches queries; clears
+//  rows
+//                    values 0 to S - 2; waits for     scale of rows                that nobody writes; -inf
+//                    for keys 0                                                        maxima
 //  A and B(-1)       -                                keys 0, their maxima         -
 //  B(t-1) and C(t-1) waits for values t, keys t + 1   exponentials of tile t       folds, if a chunk ended
-//                                                                                  with t - 1
+//  with
+//                                                                                  t - 1 and all are walked
+//                                                                                  here
 //  C(t-1) and B(t)   sends for values t + S - 1 and   keys t + 1, their maxima     values t, sums of their
 //                    keys t + S, into the slots of                                 exponentials
 //                    values t - 1 and keys t

@@ -20,7 +20,7 @@ namespace fork_bias {
 inline bool standard(const Flash_fwd_params &params, const int num_slots) {
     const Params &scores = params.fork.scores;
     if (!scores.any()) { return true; }
-    const int head_dim = fork_split::kernel_head_dim(params.d), n = fork_keys::step(head_dim);
+    const int head_dim = fork_kernels::head_dim_of(params.d), n = fork_keys::step(head_dim);
     if (!kBuilt || !is_simple(params) || params.d != head_dim || head_dim > 128) { return false; }
     if (!fork_kernels::has(fork_kernels::Pass::fwd, head_dim, params.is_bf16, params.is_causal)) {
         return false;

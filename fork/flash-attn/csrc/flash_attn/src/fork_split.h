@@ -53,17 +53,12 @@ inline int split_size_of_call(const core::Host &host, const fork_mode::Mode mode
     return mode.split_size;
 }
 
-// HEADDIM_SWITCH's.
-constexpr int kernel_head_dim(int head_size) {
-    return head_size <= 128 ? (head_size + 31) / 32 * 32 : head_size <= 192 ? 192 : 256;
-}
-
 // Whether thread blocks walk all chunks of their rows and fold them (ChunkFold), rather than one chunk each
 // for fork_combine_kernel to fold. The bits are the same. One block does where there are enough of them for
 // the GPU (upstream's measure for not splitting), if shared memory has room for the running result.
 inline bool one_block_walks(int head_size, int num_chunks, int64_t num_blocks, int num_slots) {
     if (num_chunks == 1) { return true; }
-    if (fork_occupancy::split_smem(kernel_head_dim(head_size))
+    if (fork_occupancy::split_smem(fork_kernels::head_dim_of(head_size))
         > device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) {
         return false;
     }
@@ -106,7 +101,7 @@ inline bool standard(const Flash_fwd_params &params, int num_slots) {
         || params.leftpad_k != nullptr) {
         return false;
     }
-    const int head_dim = kernel_head_dim(params.d);
+    const int head_dim = fork_kernels::head_dim_of(params.d);
     if (!fork_kernels::has(fork_kernels::Pass::fwd, head_dim, params.is_bf16, params.is_causal)) {
         return false;
     }
@@ -173,7 +168,7 @@ inline bool in_turns(const Flash_fwd_params &params, int block_rows, int64_t row
 inline bool may_be_tall(const Flash_fwd_params &params) {
     const int tiles = (params.seqlen_q + fork_in_turns::kRows - 1) / fork_in_turns::kRows;
     const bool bounded = params.window_size_left >= 0 || params.window_size_right >= 0;
-    return params.d == kernel_head_dim(params.d) && params.d <= 64 && params.fork.group == 1
+    return params.d == fork_kernels::head_dim_of(params.d) && params.d <= 64 && params.fork.group == 1
         && (tiles % 2 == 0 || tiles > 8) && params.fork.num_chunks > 2 && params.knew_ptr == nullptr
         && params.block_table == nullptr && params.alibi_slopes_ptr == nullptr && params.softcap == 0.f
         && !params.fork.scores.any() && (params.is_causal || !bounded)
