@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; fail where patches/ is not what build/source says",
+        help="write nothing; fail where patches/ or fork/ is not what build/source says",
     )
     parser.add_argument(
         "--branch",
@@ -79,13 +79,20 @@ def _export(loaded: Matrix, options: argparse.Namespace) -> export.Exported:
             package=loaded.upstream.package,
             check=options.check,
         )
-    written = _files_in_words(done)
-    console.done(
-        f"{written}. Next: nox -s lint, nox -s guards, nox -s changes."
-        if written
-        else f"{' and '.join(filter(None, (loaded.table.series, loaded.table.own)))} "
-        f"{'are' if loaded.table.own else 'is'} what build/{place.source.name} says."
-    )
+    if done.own_behind:
+        listed = ", ".join(f"{loaded.table.own}/{name}" for name in done.own_behind)
+        console.note(
+            f"{places.command('apply', place.source)} takes into build/{place.source.name}: {listed}"
+        )
+    written = _files_in_words(done, loaded.table.own)
+    folders = [folder for folder in (loaded.table.series, loaded.table.own) if folder]
+    if written:
+        console.done(f"{written}. Next: nox -s lint, nox -s guards, nox -s changes.")
+    elif done.own_behind:
+        console.done(f"Nothing in build/{place.source.name} is to be exported.")
+    else:
+        verb = "are" if len(folders) > 1 else "is"
+        console.done(f"{' and '.join(folders)} {verb} what build/{place.source.name} says.")
     return done
 
 
@@ -119,13 +126,13 @@ def _branch(loaded: Matrix, options: argparse.Namespace) -> None:
         )
 
 
-def _files_in_words(done: export.Exported) -> str:
+def _files_in_words(done: export.Exported, own: str | None) -> str:
     """The patches and own files that were written and removed, in words; empty for none."""
     return "; ".join(
-        f"{verb} {', '.join(names)}"
-        for verb, names in (
-            ("wrote", (*done.written, *done.own_written)),
-            ("removed", (*done.removed, *done.own_removed)),
+        f"{verb} {', '.join((*patches, *(f'{own}/{name}' for name in ours)))}"
+        for verb, patches, ours in (
+            ("wrote", done.written, done.own_written),
+            ("removed", done.removed, done.own_removed),
         )
-        if names
+        if patches or ours
     )

@@ -67,6 +67,7 @@ class Editing:
         applied = marker.read_marker(self.root)
         if applied is None:
             raise SeriesError(f"{self.root} is nothing that {command('apply', self.root)} made.")
+        formatting.refuse_own_commits(self.repository, applied)
         commits = self.repository.commits(applied.base)
         series = _as_series(self.repository, applied.base)
         tip = self.repository.resolve("HEAD")

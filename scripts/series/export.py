@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import formatting, ground, listing, marker, model, tree, uncommitted
+from scripts.series import (
+    formatting,
+    ground,
+    kept_commits,
+    listing,
+    marker,
+    model,
+    own_tree,
+    tree,
+    uncommitted,
+)
 from scripts.series import own as own_files
 from scripts.series.own import OwnFiles
 from scripts.series.places import command
@@ -31,6 +41,7 @@ class Exported:
     removed: tuple[str, ...]
     own_written: tuple[str, ...] = ()
     own_removed: tuple[str, ...] = ()
+    own_behind: tuple[str, ...] = ()  # changed in fork/ alone; the tree has them by the next apply
 
 
 def held(folder: Path) -> dict[str, bytes]:
@@ -128,59 +139,55 @@ def export(
             difference.
     """
     repository = Repository(root, SeriesError)
-    applied = _exportable(repository)
-    contents = _own_files(repository, applied, package) if own else None
+    applied = _exportable(repository, own)
+    contents = own_tree.exportable(repository, applied, package) if own else None
     if contents is None and (changed := uncommitted.changes(repository)):
-        raise SeriesError(_uncommitted(root, changed))
-    there = formatting.split(repository, applied.base, contents)
-    if not there.patches:
-        raise SeriesError(f"{root} has no commits on its base; nothing was exported.")
+        raise SeriesError(own_tree.not_committed(root, changed))
+    # What HEAD stands on is another commit of our own files after a kill, or a reset to an older export.
+    base = applied.base if contents is None else ground.upstream_of(repository, applied.base)
+    there = formatting.split(repository, base, contents)
+    if not there.patches and (applied.patches or not own):
+        raise SeriesError(f"{root} has no commit that changes a file of upstream's; nothing was exported.")
     different = (
         _differences(folder, there.patches)
         if (folder / listing.LISTING).is_file()
         else [f"{listing.LISTING} is missing"]
     )
-    in_tree = OwnFiles(own, there.own)
-    merged = own_files.merge(applied.own, own_files.read(own).digests, in_tree.digests)
+    in_tree, in_fork = OwnFiles(own, there.own), own_files.read(own).digests
+    merged = own_files.merge(applied.own, in_fork, in_tree.digests)
     moved = _moved(applied, folder, there)
     if check and (different or merged.changes):
-        told = ", ".join((*different, *(f"{in_tree.place(name)} differs" for name in merged.changes)))
-        anew = f"Run {command('export', root)}, or {command('apply', root)}."
-        way_out = f"{_carry_over(repository, applied)}." if moved else anew
-        raise SeriesError(f"{folder} is not what {root} says: {told}. {way_out}")
-    _require_exportable(repository, applied, folder, moved, merged)
+        back = _carry_over(repository, applied) if moved else ""
+        raise SeriesError(_in_words(root, folder, different, merged, in_tree, back))
+    _require_exportable(repository, applied, folder, moved, merged, in_tree)
+    if own:
+        own_files.require_room(own, merged)
     written = write_folder(folder, there.patches) if different else Exported((), ())
     if own:
-        own_files.write_back(own, there.own, merged)
+        own_files.write_back(own, there.own, merged, in_fork)
     _remember(repository, applied, folder, there, own)
-    return replace(written, own_written=merged.write, own_removed=merged.remove)
+    return replace(written, own_written=merged.write, own_removed=merged.remove, own_behind=merged.behind)
 
 
-def _uncommitted(root: Path, changed: str) -> str:
-    return f"{root} has uncommitted changes:\n{changed}\nCommit them, or drop them."
+def _in_words(
+    root: Path, folder: Path, different: list[str], merged: own_files.Merged, in_tree: OwnFiles, back: str
+) -> str:
+    """What patches/ and fork/ have otherwise than a tree, and the next command.
 
-
-def _own_files(repository: Repository, applied: Applied, package: str | None) -> dict[str, bytes]:
-    """Our own files as they lie in a work tree.
-
-    Raises:
-        SeriesError: files of upstream's are changed and not committed, or no build reads some file.
+    ``back``: that command, where patches/ changed since the tree was made of it.
     """
-    root = repository.root
-    theirs = frozenset(repository.files(ground.upstream_of(repository, applied.base)))
-    listed = uncommitted.differences(repository)
-    if changed := [line for line in listed if line[3:] in theirs]:
-        raise SeriesError(_uncommitted(root, "\n".join(changed)))
-    if strange := [line[3:] for line in listed if not own_files.is_ours_to_touch(line[3:], package)]:
-        raise SeriesError(
-            f"{root} has files that no build reads ({own_files.where_ours(package)}): {', '.join(strange)}. "
-            "Delete them, or move them out of the tree."
-        )
-    if not listed and (told := uncommitted.changes(repository)):  # in the index alone
-        raise SeriesError(_uncommitted(root, told))
-    gone = {line[3:] for line in listed if line.startswith(" D")}
-    names = {*repository.files("HEAD"), *(line[3:] for line in listed)} - theirs - gone
-    return {name: (root / name).read_bytes() for name in sorted(names)}
+    told = ", ".join((*different, *(f"{in_tree.place(name)} differs" for name in merged.changes)))
+    folders = ((folder, different), (in_tree.folder, merged.changes))
+    where = [str(one) for one, is_other in folders if is_other]
+    if back:
+        way_out = f"{back}."
+    elif merged.both:
+        way_out = f"Give both the same content, then {command('export', root)}."
+    elif not (different or merged.write or merged.remove):
+        way_out = f"Run {command('apply', root)}."
+    else:
+        way_out = f"Run {command('export', root)}, or {command('apply', root)}."
+    return f"{' and '.join(where)} {'are' if where[1:] else 'is'} not what {root} says: {told}. {way_out}"
 
 
 def _moved(applied: Applied, folder: Path, there: formatting.Split) -> list[str]:
@@ -195,7 +202,12 @@ def _moved(applied: Applied, folder: Path, there: formatting.Split) -> list[str]
 
 
 def _require_exportable(
-    repository: Repository, applied: Applied, folder: Path, moved: list[str], merged: own_files.Merged
+    repository: Repository,
+    applied: Applied,
+    folder: Path,
+    moved: list[str],
+    merged: own_files.Merged,
+    in_tree: OwnFiles,
 ) -> None:
     """Refuse to write over what changed since the tree was made of it."""
     root = repository.root
@@ -205,13 +217,14 @@ def _require_exportable(
             f"Exporting would undo that. {_carry_over(repository, applied)}."
         )
     if merged.both:
+        both = ", ".join(str(in_tree.place(name)) for name in merged.both)
         raise SeriesError(
-            f"our own files changed in {root} and in fork/, and not to the same: {', '.join(merged.both)}. "
+            f"our own files changed in {root} and in fork/, and not to the same: {both}. "
             f"Give both the same content, then {command('export', root)}."
         )
 
 
-def _exportable(repository: Repository) -> Applied:
+def _exportable(repository: Repository, own: Path | None) -> Applied:
     """What was applied to a work tree whose commits can be exported.
 
     Raises:
@@ -231,8 +244,11 @@ def _exportable(repository: Repository) -> Applied:
             f"exporting it would drop the rest. {_carry_over(repository, applied)}, and amend there (git "
             "rebase -i)."
         )
-    status, _, _ = repository.attempt("merge-base", "--is-ancestor", applied.base, "HEAD")
-    if status != 0:
+    if own:
+        stands = ground.upstream_of(repository, "HEAD") == ground.upstream_of(repository, applied.base)
+    else:
+        stands = repository.attempt("merge-base", "--is-ancestor", applied.base, "HEAD")[0] == 0
+    if not stands:
         raise SeriesError(
             f"{root}: HEAD does not stand on the base {applied.base[:12]} any more; nothing was exported."
         )
@@ -261,7 +277,8 @@ def _remember(
                 writes=False,
             )
             copy.run("checkout", "--quiet", "--detach", there.base)
-            copy.run(*tree.AM, *(str(folder.resolve() / name) for name in there.patches))
+            if there.patches:
+                copy.run(*tree.AM, *(str(folder.resolve() / name) for name in there.patches))
             repository.run("fetch", "--quiet", "--no-tags", str(copy.root), "HEAD")
             canonical = copy.resolve("HEAD")
         if repository.resolve(f"{canonical}^{{tree}}") != repository.resolve(f"{there.tip}^{{tree}}"):
@@ -269,10 +286,11 @@ def _remember(
                 f"{folder}: the patches do not give the files of {repository.root}; "
                 "this is a fault of export."
             )
+        kept_commits.keep_tips(repository, applied.commit, head)
+        repository.run("read-tree", canonical)  # the index; the files are the same
+        repository.run("tag", "--force", "base", there.base)
         repository.run(
             "update-ref", "-m", "export: the same files with the series' own dates", "HEAD", canonical
         )
-        repository.run("read-tree", "HEAD")  # the index; the files are the same
-        repository.run("tag", "--force", "base", there.base)
         head = canonical
     marker.write_marker(repository.root, applied.pin, series, there.base, head, len(there.patches))

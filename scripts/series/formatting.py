@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from scripts.base.errors import SeriesError
 from scripts.series import ground, model, restack
+from scripts.series.places import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from scripts.base.git import Repository
+    from scripts.series.marker import Applied
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,23 @@ def _require_patches(repository: Repository, base: str, tip: str) -> None:
             )
         if not repository.run("diff-tree", "--no-commit-id", "--name-only", commit, writes=False):
             raise SeriesError(f"{repository.root}: commit {about} changes no file; drop it (git rebase -i).")
+
+
+def refuse_own_commits(repository: Repository, applied: Applied) -> None:
+    """Refuse commits of our own files alone: an export makes them part of what the patches stand on.
+
+    Raises:
+        SeriesError: there is one, where our own files are no patches'.
+    """
+    theirs = frozenset(repository.files(ground.upstream_of(repository, applied.base)))
+    for commit in repository.commits(applied.base) if applied.own else ():
+        names = repository.run("diff-tree", "--no-commit-id", "-r", "-z", "--name-only", commit, writes=False)
+        if not theirs.intersection(names.split("\0")):
+            about = repository.run("log", "-1", "--format=%h %s", commit, writes=False)
+            raise SeriesError(
+                f"{repository.root}: commit {about} changes our own files alone, and is no patch. "
+                f"{command('export', repository.root)} takes it into fork/; then edit."
+            )
 
 
 def split(repository: Repository, base: str, own: Mapping[str, bytes] | None, tip: str = "HEAD") -> Split:

@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from scripts.base import console
+from scripts.base import console, files
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 # Where the last commit of a branch of the series is noted: what stands on it is somebody's work, and no more.
 PUBLISHED = "refs/published"
+
+
+REPLACED = "refs/replaced/*"  # all that are kept
 
 
 def place(kind: str) -> str:
@@ -35,12 +38,18 @@ def loose_commit(repository: Repository) -> str | None:
     return repository.run("commit-tree", "-p", "HEAD", "-m", "what was not committed", tree).strip()
 
 
-def keep_commits(repository: Repository, old: Path) -> str:
+def keep_tips(repository: Repository, *commits: str) -> None:
+    """Keep commits that a tree had under a ref of their own: no branch may hold them any more."""
+    kept_under = place("replaced")
+    for number, commit in enumerate(dict.fromkeys(commits)):
+        repository.run("update-ref", f"{kept_under}/tips/{number}", commit)
+
+
+def keep_commits(repository: Repository, old: Path, name: Path | None = None) -> str:
     """Take over the commits of a tree that is replaced, its linked work trees' and stashes too.
 
-    Returns the ref that they are under. Exported commits may be in no patch any more.
-
-    Exported commits may be in no patch any more.
+    Returns the ref that they are under. Exported commits may be in no patch any more. ``name``: of the
+    tree, where ``old`` is aside by now.
 
     Raises:
         SeriesError: they could not be taken over.
@@ -50,7 +59,7 @@ def keep_commits(repository: Repository, old: Path) -> str:
     if loose := loose_commit(former):
         former.run("update-ref", "refs/heads/uncommitted", loose)
         console.warn(
-            f"{old} had changes that were not committed; they are kept as the commit "
+            f"{name or old} had changes that were not committed; they are kept as the commit "
             f"{kept_under}/heads/uncommitted"
         )
     for number, stash in enumerate(former.run("stash", "list", "--format=%H", writes=False).split()):
@@ -88,3 +97,13 @@ def _keep_published(repository: Repository, former: Repository) -> None:
     for name in names:
         refs = (f"+refs/heads/{name}:refs/heads/{name}", f"+{PUBLISHED}/{name}:{PUBLISHED}/{name}")
         repository.attempt("fetch", "--quiet", "--no-tags", str(former.root), *refs)
+
+
+def put_in_place(work: Path, root: Path) -> None:
+    """Rename a finished tree to ``root``; what was there is replaced, and its commits are kept."""
+    if not root.exists():
+        work.replace(root)
+        return
+    kept_under = keep_commits(Repository(work, SeriesError), root)
+    files.exchange(work, root)
+    console.note(f"{root} was made anew; the commits that it had are kept there as {kept_under}")

@@ -217,6 +217,18 @@ def check_patch(
     return problems
 
 
+def _own(own: Path | None, package: str | None) -> tuple[own_files.OwnFiles, list[Problem]]:
+    """Our own files; those that no build reads, or one that is none at all."""
+    if own is None:
+        return _NO_FILES, []
+    try:
+        ours = own_files.read(own)
+    except SeriesError as e:
+        return _NO_FILES, [Problem(own, 1, str(e))]
+    read_by_none = f"is read by no build ({own_files.where_ours(package)}); move or delete it."
+    return ours, [Problem(ours.place(name), 1, read_by_none) for name in own_files.misplaced(ours, package)]
+
+
 def check(folder: Path, package: str | None = None, own: Path | None = None) -> list[Problem]:
     """Every problem of a series: of its listing, its files, each patch, and our own files.
 
@@ -230,9 +242,7 @@ def check(folder: Path, package: str | None = None, own: Path | None = None) -> 
         entries, _ = listing.read(folder)
     except SeriesError as e:
         return [as_problem(series_file, e)]
-    ours = own_files.read(own)
-    read_by_none = f"is read by no build ({own_files.where_ours(package)}); move or delete it."
-    problems = [Problem(ours.place(name), 1, read_by_none) for name in own_files.misplaced(ours, package)]
+    ours, problems = _own(own, package)
     added: set[str] = set()
     names = [entry.name for entry in entries]
     for path in sorted(folder.iterdir()):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Mapping  # noqa: TC003 - a dataclass holds it
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -16,11 +18,8 @@ from scripts.source import build_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from scripts.base.git import Repository
-
 COMMIT = "Files of the fork's own"  # the subject of their commit, between upstream's and the first patch's
-_NO_SOURCE = ("__pycache__",)  # folders that programs leave there
+_NO_SOURCE = "__pycache__"  # a folder that programs leave there
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,10 @@ class OwnFiles:
 
 
 def read(folder: Path | None) -> OwnFiles:
-    """What lies in a folder; what programs leave there (``__pycache__``, names with a dot first) is no part.
+    """What lies in a folder; what programs leave there (:func:`is_left_by_programs`) is no part.
 
     Raises:
-        SeriesError: a link, or another thing that is no file.
+        SeriesError: a link, another thing that is no file, or a name that is no text.
     """
     if folder is None or not folder.is_dir():
         return OwnFiles(folder)
@@ -55,8 +54,10 @@ def read(folder: Path | None) -> OwnFiles:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
-        if path.name.startswith(".") or path.name in _NO_SOURCE:
+        if is_left_by_programs(path.name):
             continue
+        if not path.name.isprintable():
+            raise SeriesError(f"{folder}/{shown(path.name)}: a name is of printable UTF-8; rename it.")
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise SeriesError(f"{path} is no ordinary file; put the file itself there.")
         if path.is_dir():
@@ -65,14 +66,36 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def is_left_by_programs(name: str) -> bool:
+    """Whether a file is none of ours wherever it lies: hidden, or in a cache of Python's.
+
+    >>> [is_left_by_programs(name) for name in ("a/.b.py", ".a/b.py", "a/__pycache__/b.pyc", "a/b.c.py")]
+    [True, True, True, False]
+    """
+    return any(part.startswith(".") or part == _NO_SOURCE for part in name.split("/"))
+
+
+def shown(name: str) -> str:
+    r"""A file's name for a message, whatever bytes it is of.
+
+    >>> shown("ü.py"), shown("\udcff.py"), shown("a\nb.py")
+    ('ü.py', "'\\udcff.py'", "'a\\nb.py'")
+    """
+    return name if name.isprintable() else ascii(name)
+
+
 def is_ours_to_touch(name: str, package: str | None = None) -> bool:
     """Whether a patch may change, or ``fork/`` hold, this file; ``package``: of a python upstream.
 
     >>> names = "setup.py", "csrc/flash_attn/src/fork.h", "flash_attn/x.py"
     >>> [is_ours_to_touch(name) for name in (*names, "csrc/cutlass/include/a.h", "../x.py", "notes.txt")]
     [True, True, True, False, False, False]
+    >>> [is_ours_to_touch(name) for name in ("flash_attn/.x.py", "flash_attn/__pycache__/x.py")]
+    [False, False]
     """
     path = PurePosixPath(name)
+    if is_left_by_programs(name) or not name.isprintable():
+        return False
     if path.is_absolute() or ".." in path.parts or path.parts[:2] == ("csrc", "cutlass"):
         return False
     return build_inputs.is_package_input(path, package) if package else build_inputs.is_build_input(path)
@@ -122,11 +145,20 @@ def require_no_others(own: OwnFiles, upstream: Iterable[str], package: str | Non
         raise SeriesError(
             f"{own.place(name)} is no file that a build reads ({where_ours(package)}); move or delete it."
         )
-    if both := sorted(own.contents.keys() & set(upstream)):
+    theirs = set(upstream)
+    if both := sorted(own.contents.keys() & theirs):
         raise SeriesError(
             f"{own.place(both[0])}: upstream has a file {both[0]} too; give ours another name, or change "
             "upstream's in a patch."
         )
+    for file, inside in ((theirs, own.contents), (own.contents.keys(), theirs)):
+        for name in sorted(inside):
+            if taken := next((str(above) for above in PurePosixPath(name).parents if str(above) in file), ""):
+                which = name if name in own.contents else taken
+                raise SeriesError(
+                    f"{own.place(which)}: of {taken} and {name}, one is upstream's, and a file is no folder; "
+                    "give ours another name."
+                )
 
 
 def lay(own: OwnFiles, root: Path) -> None:
@@ -135,17 +167,6 @@ def lay(own: OwnFiles, root: Path) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        path.chmod(0o644)
-
-
-def in_commit(repository: Repository, upstream: Iterable[str], commit: str) -> dict[str, bytes]:
-    """The files of a commit that are not upstream's."""
-    theirs = frozenset(upstream)
-    return {
-        name: repository.read(f"{commit}:{name}")
-        for name in sorted(repository.files(commit))
-        if name not in theirs
-    }
 
 
 @dataclass(frozen=True)
@@ -181,16 +202,61 @@ def merge(known: Mapping[str, str], here: Mapping[str, str], there: Mapping[str,
     return Merged(tuple(write), tuple(remove), tuple(behind), tuple(both))
 
 
-def write_back(folder: Path, contents: Mapping[str, bytes], merged: Merged) -> None:
-    """Write what a tree changed into ``fork/``, each file aside and renamed; empty folders go."""
+def write_back(folder: Path, contents: Mapping[str, bytes], merged: Merged, here: Mapping[str, str]) -> None:
+    """Write what a tree changed into ``fork/``, each file aside and renamed; empty folders go.
+
+    Args:
+        folder: where our own files lie.
+        contents: the tree's, by their paths in it.
+        merged: what is to be written and removed.
+        here: the sha256 of the folder's files when that was found.
+
+    Raises:
+        SeriesError: something is in a file's place, and nothing was written; or a file was saved since.
+    """
+    require_room(folder, merged)
+    for name in merged.remove:
+        _require_unchanged(folder / name, here.get(name))
+        remove(folder, name)
     for name in merged.write:
         path = folder / name
+        if path.is_dir():  # what it held is gone by now
+            shutil.rmtree(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        _require_unchanged(path, here.get(name))
         files.write_bytes(path, contents[name])
-    for name in merged.remove:
+
+
+def require_room(folder: Path, merged: Merged) -> None:
+    """Refuse to write where a file that stays is in a folder's place, or a folder in a file's.
+
+    Raises:
+        SeriesError: it names what is there.
+    """
+    goes = {folder / name for name in merged.remove}
+    for name in merged.write:
         path = folder / name
-        path.unlink(missing_ok=True)
-        for parent in path.parents:
-            if parent == folder or any(parent.iterdir()):
-                break
+        above = [one for one in path.parents if one.is_relative_to(folder) and one.is_file()]
+        below = [one for one in path.rglob("*") if not one.is_dir()] if path.is_dir() else []
+        if there := sorted({*above, *below} - goes):
+            raise SeriesError(f"{there[0]} is where {path} is to be written; move or delete it.")
+
+
+def remove(folder: Path, name: str) -> None:
+    """Delete a file below a folder, and the folders that are empty then."""
+    path = folder / name
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.unlink()
+    for parent in path.parents:
+        if parent == folder or (parent.is_dir() and any(parent.iterdir())):
+            break
+        if parent.is_dir():
             parent.rmdir()
+
+
+def _require_unchanged(path: Path, sha256: str | None) -> None:
+    now = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if now != sha256:
+        raise SeriesError(
+            f"{path} was saved while it was to be written; it is left as it is. Run this again."
+        )

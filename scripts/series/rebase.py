@@ -19,7 +19,7 @@ from scripts.base.git import Repository
 from scripts.series import landed, move, rebase_end, rebase_help, rebase_upstream, remembered, resolution
 from scripts.series import tree as work_tree
 from scripts.series.marker import pin_key
-from scripts.series.rebase_folder import Folder
+from scripts.series.rebase_folder import Folder, refuse_gone
 from scripts.series.rebase_state import ABORT, GO_ON, MATRIX_AND_CHANGES, SKIP, Done, Report, State, under_way
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Rebase:
             raise UsageError(f"a patch is skipped for a reason: {SKIP}.")
         if needing := rebase_help.dependents(self.folder, state):
             console.warn(f"later patches need the one that is left out: {', '.join(needing)}")
-        move.abandon(self.folder.space(state))
+        self._clear(state)  # also of a commit that was made of it already
         name, commit = self.folder.next_patch(state)
         outcome, evidence = state.landed.get(name, ("skipped", ""))
         done = Done(
@@ -150,6 +150,8 @@ class Rebase:
     def _take_resolution(self, state: State) -> State:
         """Record what a person made of the next patch, and remember it for other rebases."""
         stop = self.folder.stop(state)
+        there = [name for name in self.folder.gone(state) if (self.folder.source / name).is_file()]
+        refuse_gone(self.folder, state, there, stopped=True)
         head = resolution.take(stop)
         remembered.remember(self.folder.resolutions, stop, head)
         state = self.folder.save(state.with_done(Done(patch=stop.name, outcome="resolved", commit=head)))
@@ -166,7 +168,7 @@ class Rebase:
         return status == 0 and head.strip() == self.folder.next_patch(state)[1]
 
     def _clear(self, state: State) -> None:
-        """After a kill: the work tree as it was after the last patch that was recorded."""
+        """The work tree as it was after the last patch that was recorded."""
         repository = self.folder.repository
         (self.folder.source / ".git/index.lock").unlink(missing_ok=True)
         repository.attempt("cherry-pick", "--quit")

@@ -26,6 +26,8 @@ from scripts.series import (
     lint,
     lint_features,
     model,
+    own_tree,
+    rebase_folder,
     rebase_upstream,
     uncommitted,
     whole,
@@ -37,6 +39,8 @@ from scripts.source import kernel_set, pin
 from scripts.source import matrix as matrix_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from scripts.series.rebase_folder import Folder
 
 
@@ -60,6 +64,7 @@ def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Re
         )
     there = _split(folder, state)
     _gate(folder, state, there, compiler)
+    _sweep(folder, state)
     _require_untouched(folder, state)
     if not state.moved:
         _keep_before(folder)
@@ -78,7 +83,7 @@ def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Re
     reports.mkdir(parents=True, exist_ok=True)
     name = f"rebase-{report.old}-to-{report.new}.json"
     files.write(reports / name, json.dumps(report.as_json(), indent=1) + "\n")
-    _remove(folder)
+    rebase_folder.remove(folder)
     return report
 
 
@@ -86,9 +91,11 @@ def _split(folder: Folder, state: State) -> formatting.Split:
     """The moved patches, all that were not skipped, and our own files as they are with them."""
     repository, own = folder.repository, None
     if state.own:
-        upstream = ground.upstream_of(repository, state.new_base)
-        own = own_files.in_commit(repository, repository.files(upstream), "HEAD")
+        rebase_folder.refuse_gone(folder, state, repository.files("HEAD"), stopped=False)
     try:
+        if state.own:
+            theirs = repository.files(ground.upstream_of(repository, state.new_base))
+            own = own_tree.in_commit(repository, theirs, "HEAD", state.new_pin.package)
         there = formatting.split(repository, state.new_base, own)
     except SeriesError as e:
         raise ActionNeeded(
@@ -154,7 +161,8 @@ def _require_untouched(folder: Folder, state: State) -> None:
     ]
     if changed:
         raise ActionNeeded(
-            f"{state.own} changed since the rebase began: {', '.join(changed)}; put that back (git restore), "
+            f"{state.own} changed since the rebase began: {', '.join(changed)}; put that back "
+            f"(git restore {state.own}), "
             f"then {GO_ON}; or {ABORT}."
         )
 
@@ -193,9 +201,8 @@ def _write(folder: Folder, state: State, there: formatting.Split) -> str:
                 f"or {ABORT}."
             )
     export.write_folder(root / state.series, patches, dropped)
-    for name in state.beside[1:]:  # without the listing of the patches
-        if _digest(root / name) != state.wrote[name]:
-            _put(root / name, after / name)
+    # Without the listing of the patches, and with what is there already.
+    _put(root, after, [name for name in state.beside[1:] if _digest(root / name) != state.wrote[name]])
     return pin.write_gitlink(root, matrix_model.load(root / "wheel_matrix.toml").of(state.upstream))
 
 
@@ -205,13 +212,22 @@ def _merged(state: State, there: formatting.Split) -> own_files.Merged:
     return own_files.merge(state.own_files, state.own_files, made)
 
 
-def _put(path: Path, kept: Path) -> None:
-    """Make a file what a copy of it is; where there is no copy, it goes."""
-    if kept.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(path, kept.read_bytes())
-    else:
-        path.unlink(missing_ok=True)
+def _put(root: Path, kept: Path, names: Iterable[str]) -> None:
+    """Make files what copies of them are; where there is no copy, one goes, and before any is written."""
+    for name in sorted(names, key=lambda name: (kept / name).is_file()):
+        if not (kept / name).is_file():
+            own_files.remove(root, name)
+            continue
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(root / name, (kept / name).read_bytes())
+
+
+def _sweep(folder: Folder, state: State) -> None:
+    """Remove what a run that was killed left aside while it wrote."""
+    work_tree.sweep(folder.root / state.series)
+    for name in state.beside:
+        if (part := folder.root / f"{name}.part").is_file():
+            part.unlink()
 
 
 def _prepared(folder: Folder, state: State, there: formatting.Split, dropped: list[str]) -> Path:
@@ -221,7 +237,7 @@ def _prepared(folder: Folder, state: State, there: formatting.Split, dropped: li
     shutil.copytree(folder.path / "before", after)
     export.write_folder(after / state.series, there.patches, dropped)
     if state.own:
-        own_files.write_back(after / state.own, there.own, _merged(state, there))
+        own_files.write_back(after / state.own, there.own, _merged(state, there), state.own_files)
         if (table := features.table_of(folder.root / state.own)).is_file():  # as it is now
             shutil.copyfile(table, features.table_of(after / state.own))
     pin.write(matrix_model.load(after / "wheel_matrix.toml").of(state.upstream), state.new_pin)
@@ -254,13 +270,6 @@ def _report(folder: Folder, state: State, submodule: str) -> Report:
     )
 
 
-def _remove(folder: Folder) -> None:
-    """The folder goes in one step, so that a kill leaves a rebase or none."""
-    place = tempfile.mkdtemp(dir=folder.path.parent, prefix=work_tree.temporary_prefix(folder.path))
-    folder.path.replace(Path(place) / "gone")
-    shutil.rmtree(place)
-
-
 def put_back(folder: Folder) -> bool:
     """Undo what the end of a rebase wrote, unless somebody changed it since; whether it was undone."""
     before = folder.path / "before"
@@ -282,8 +291,8 @@ def put_back(folder: Folder) -> bool:
     export.write_folder(
         patches, {name: (before / state.series / name).read_bytes() for name in state.patches}
     )
-    for name in kept:
-        _put(folder.root / name, before / name)
+    _sweep(folder, state)
+    _put(folder.root, before, kept)
     if pin.gitlink(folder.root) == state.new_pin.commit != state.gitlink:
         pin.stage_gitlink(folder.root, state.gitlink)
     return True

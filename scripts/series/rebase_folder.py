@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import documents, files
-from scripts.base.errors import SeriesError, UsageError
+from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import move
+from scripts.series import ground, move, tree
 from scripts.series.rebase_state import ABORT, GO_ON, SKIP, STATE, State, under_way
 from scripts.series.resolution import Stop
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
 _DROP = f"{ABORT} drops the rebase, patches/ is untouched"
 
@@ -93,7 +96,38 @@ class Folder:
         place = len(state.done)
         return list(state.patches)[place], self.space(state).commits[place]
 
+    def gone(self, state: State) -> set[str]:
+        """The files of the old release that the new one has not, and that were none of ours."""
+        old, new = (ground.upstream_of(self.repository, base) for base in (state.old_base, state.new_base))
+        return {*self.repository.files(old)} - {*self.repository.files(new)} - state.own_files.keys()
+
     def stop(self, state: State) -> Stop:
         """The patch to be moved next, as one that a person deals with."""
         name, commit = self.next_patch(state)
         return Stop(self.repository, name, commit, state.head, GO_ON, SKIP)
+
+
+def refuse_gone(folder: Folder, state: State, there: Iterable[str], *, stopped: bool) -> None:
+    """Refuse files that upstream has no more: with the hook's changes they would become files of ours.
+
+    ``stopped``: at a patch, which can be left out, rather than at the end.
+
+    Raises:
+        ActionNeeded: one is there.
+    """
+    if state.own and (kept := sorted(folder.gone(state) & set(there))):
+        names = " ".join(kept)
+        raise ActionNeeded(
+            f"{state.new_pin.version} has no {', '.join(kept)}, which {state.old_pin.version} had; it would "
+            f"become a file of {state.own}. Put the patch's change where the code is now, delete the file "
+            f"(git -C {folder.source} rm {names}; git rebase -i where a commit has it), then {GO_ON}; or "
+            + (f"{SKIP}, where nothing of the patch is left; or " if stopped else "")
+            + f"{ABORT}."
+        )
+
+
+def remove(folder: Folder) -> None:
+    """The folder goes in one step, so that a kill leaves a rebase or none."""
+    place = tempfile.mkdtemp(dir=folder.path.parent, prefix=tree.temporary_prefix(folder.path))
+    folder.path.replace(Path(place) / "gone")
+    shutil.rmtree(place)

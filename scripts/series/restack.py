@@ -5,6 +5,7 @@ A patch and our own files never touch the same file, so nothing is merged. One p
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ class Layer:
 
     author: bytes  # name, address and time, as the commit has them
     committer: bytes
+    encoding: bytes  # of the message; empty: UTF-8
     message: bytes
     changes: tuple[Change, ...]
 
@@ -45,7 +47,13 @@ def layers(repository: Repository, base: str, tip: str = "HEAD") -> list[Layer]:
     commits = repository.commits(base, tip)
     changes = _changes(repository, commits)
     return [
-        Layer(about[b"author"], about[b"committer"], message, tuple(changes[commit]))
+        Layer(
+            about[b"author"],
+            about[b"committer"],
+            about.get(b"encoding", b""),
+            message,
+            tuple(changes[commit]),
+        )
         for commit in commits
         for about, message in (_commit_object(repository, commit),)
     ]
@@ -73,7 +81,7 @@ def _changes(repository: Repository, commits: Sequence[str]) -> dict[str, list[C
 
 def only(stack: Sequence[Layer], keep: Callable[[str], bool]) -> list[Layer]:
     """The same of some files alone; a commit that changes none of them goes."""
-    kept = [replace(one, changes=tuple(c for c in one.changes if keep(c.path.decode()))) for one in stack]
+    kept = [replace(one, changes=tuple(c for c in one.changes if keep(os.fsdecode(c.path)))) for one in stack]
     return [one for one in kept if one.changes]
 
 
@@ -101,12 +109,12 @@ def write(
     if contents:
         about, _ = _commit_object(repository, like or upstream)
         message = own_files.COMMIT.encode() + b"\n"
-        told += _commit(1, parent, about[b"author"], about[b"committer"], message)
+        told += _commit(1, parent, Layer(about[b"author"], about[b"committer"], b"", message, ()))
         for name, content in contents.items():
             told += [b"M %s inline %s\n" % (_FILE.encode(), _quoted(name.encode())), *_data(content)]
         parent = ":1"
     for mark, one in enumerate(stack, 2):
-        told += _commit(mark, parent, one.author, one.committer, one.message)
+        told += _commit(mark, parent, one)
         told += [
             b"D %s\n" % _quoted(c.path)
             if c.mode == "000000"
@@ -131,9 +139,15 @@ def _commit_object(repository: Repository, commit: str) -> tuple[dict[bytes, byt
     return dict(line.split(b" ", 1) for line in head.split(b"\n") if b" " in line), message
 
 
-def _commit(mark: int, parent: str, author: bytes, committer: bytes, message: bytes) -> list[bytes]:
-    head = b"commit %s\nmark :%d\nauthor %s\ncommitter %s\n" % (_SCRATCH.encode(), mark, author, committer)
-    return [head, *_data(message), b"from %s\n" % parent.encode()]
+def _commit(mark: int, parent: str, one: Layer) -> list[bytes]:
+    head = b"commit %s\nmark :%d\nauthor %s\ncommitter %s\n" % (
+        _SCRATCH.encode(),
+        mark,
+        one.author,
+        one.committer,
+    )
+    encoding = b"encoding %s\n" % one.encoding if one.encoding else b""
+    return [head, encoding, *_data(one.message), b"from %s\n" % parent.encode()]
 
 
 def _data(content: bytes) -> list[bytes]:
@@ -145,5 +159,7 @@ def _quoted(path: bytes) -> bytes:
 
     >>> _quoted(b'a b"c')
     b'"a b\\"c"'
+    >>> _quoted(b"a\nb\\c")
+    b'"a\\nb\\\\c"'
     """
     return b'"%s"' % path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")

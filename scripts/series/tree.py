@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.base import console, files
+from scripts.base import console
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.series import carry, edit_state, ground, kept_commits, uncommitted
@@ -45,7 +45,7 @@ class Snapshot:
         Raises:
             SeriesError: a file was written since then.
         """
-        for pattern in ("*", "csrc/**/*", "flash_attn/**/*"):
+        for pattern in ("*", "csrc/**/*", "flash_attn/**/*", "flash_attn_2_cuda/**/*"):
             for path in sorted(self.root.glob(pattern)):
                 if path.is_file() and not path.name.startswith(".") and path.stat().st_ctime_ns > self.seen:
                     raise SeriesError(
@@ -130,11 +130,10 @@ def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     if changed := uncommitted.changes(repository):
         return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
     head, known = repository.resolve("HEAD"), applied.commit
-    published = ("--not", f"--glob={kept_commits.PUBLISHED}/*")  # which were made of patches
-    ahead = repository.run(
-        "log", "--format=    %h %s", head, "--branches", f"^{known}", *published, writes=False
-    )
-    if ahead:
+    log, published = ("log", "--format=    %h %s"), f"--glob={kept_commits.PUBLISHED}/*"  # made of patches
+    if ahead := repository.run(*log, head, f"^{known}", "--not", published, writes=False) or repository.run(
+        *log, "--branches", f"^{known}", "--not", published, f"--glob={kept_commits.REPLACED}", writes=False
+    ):  # a branch may stand on what the tree was before: that is kept
         return f"{root} has commits that are in no patch:\n{ahead}"
     linked = "\n".join(f"    linked work tree {p.name}" for p in (root / ".git/worktrees").glob("*"))
     if kept := f"{repository.run('stash', 'list', writes=False)}{linked}":
@@ -235,16 +234,6 @@ def finished(root: Path, base: str, commit: str, digest: str) -> Tree:
     return Tree(root, base, commit, digest, *sources(Repository(root, SeriesError)), seen=_moment(root))
 
 
-def _put_in_place(work: Path, root: Path) -> None:
-    """Rename a finished tree to ``root``; what was there is replaced, and its commits are kept."""
-    if not root.exists():
-        work.replace(root)
-        return
-    place = kept_commits.keep_commits(Repository(work, SeriesError), root)
-    files.exchange(work, root)
-    console.note(f"{root} was made anew; the commits that it had are kept there as {place}")
-
-
 def apply(
     series: Series,
     pin: Upstream,
@@ -276,22 +265,33 @@ def apply(
     temporary = _folder_beside(root)
     try:
         work = temporary / "tree"
-        if carried is not None:
-            base, commit, digest = carry.into(work, carried, series, pin)
-            files.exchange(work, root)
+        if carried is not None and (made := carry.into(work, carried, series, pin)) is not None:
+            carry.swap(work, carried)
             console.note(f"carried into {root}: {carried.in_words(series)}")
-            return finished(root, base, commit, digest)
-        base = ground.make_base(work, pin, checkout, series.own)
-        repository = Repository(work, SeriesError)
-        for patch in series.patches:
-            path = (series.folder / patch.name).resolve()
-            _prove_exact(repository, path)
-            repository.run(*AM, str(path))
-        commit = repository.resolve("HEAD")
-        digest = write_marker(work, pin_key(pin), series, base, commit, of or len(series.patches))
-        repository.run("tag", "base", base)
-        repository.run("tag", "upstream", ground.upstream_of(repository, base))
-        _put_in_place(work, root)
-        return finished(root, base, commit, digest)
+        else:
+            made = _anew(work, series, pin, checkout, of or len(series.patches))
+            kept_commits.put_in_place(work, root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    # Only now: files that the old tree shares with the new one change when it goes.
+    made_of = finished(root, *made)
+    if changed := uncommitted.changes(Repository(root, SeriesError)):
+        raise SeriesError(f"{root} changed while it was made:\n{changed}\n{_keep_or_drop(root)}.")
+    return made_of
+
+
+def _anew(
+    work: Path, series: Series, pin: Upstream, checkout: upstream.Checkout, of: int
+) -> tuple[str, str, str]:
+    """Make ``work`` the tree of a series: base, last commit and digest."""
+    base = ground.make_base(work, pin, checkout, series.own)
+    repository = Repository(work, SeriesError)
+    for patch in series.patches:
+        path = (series.folder / patch.name).resolve()
+        _prove_exact(repository, path)
+        repository.run(*AM, str(path))
+    commit = repository.resolve("HEAD")
+    digest = write_marker(work, pin_key(pin), series, base, commit, of)
+    repository.run("tag", "base", base)
+    repository.run("tag", "upstream", ground.upstream_of(repository, base))
+    return base, commit, digest

@@ -28,7 +28,8 @@ def changes(repository: Repository) -> str:
     if told := str(repository.run("status", "--porcelain")).strip("\n"):
         return told
     hidden = differences(repository)
-    return "\n".join((*hidden, HOW_TO_SHOW)) if hidden else ""
+    shown = (line.encode("utf-8", "backslashreplace").decode() for line in hidden)
+    return "\n".join((*shown, HOW_TO_SHOW)) if hidden else ""
 
 
 def differences(repository: Repository, tree: str = "HEAD") -> list[str]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts.base import layout
+from scripts.base import files, layout
 from scripts.base.errors import ActionNeeded, SeriesError
 from scripts.base.git import Repository
-from scripts.series import affected_kernels, changes, export, ground, lint, model, own, tree
+from scripts.series import affected_kernels, changes, edit, export, ground, lint, model, own, tree
 from scripts.series.rebase import Rebase
 from scripts.source import matrix
 from scripts.source.releases import Release
@@ -92,6 +94,12 @@ def test_the_digest_follows_our_files(place: Path) -> None:
         ({"setup.py": ""}, r"fork/setup\.py: upstream has a file setup\.py too"),
         ({"notes.txt": ""}, r"fork/notes\.txt is no file that a build reads"),
         ({"csrc/cutlass/a.h": ""}, r"fork/csrc/cutlass/a\.h is no file that a build reads"),
+        (
+            {"flash_attn/__init__.py/x.py": ""},
+            r"fork/flash_attn/__init__\.py/x\.py: of flash_attn/__init__\.py and .*, one is upstream's",
+        ),
+        ({"flash_attn/a\nb.py": ""}, r"fork/flash_attn/'a\\nb\.py': a name is of printable UTF-8"),
+        ({"flash_attn/\udcff.py": ""}, r"fork/flash_attn/'\\udcff\.py': a name is of printable UTF-8"),
     ],
 )
 @pytest.mark.parametrize("before", [False, True])
@@ -108,10 +116,20 @@ def test_a_file_that_is_none_of_ours_is_named(
 
 def test_what_programs_leave_is_no_part_and_a_link_is_refused(place: Path) -> None:
     write_files(place / "fork", {"flash_attn/__pycache__/fork.pyc": "x", "flash_attn/.fork.py.swp": "x"})
+    (place / "fork" / MODULE).chmod(0o755)  # some file systems give every file that mode
     assert held(applied(place).root).keys() == {*BASE, *OWN}
+    assert not user(place / "source", "ls-files", "--stage").count("100755")
     (place / "fork/flash_attn/other.py").symlink_to(place / "fork" / MODULE)
     with pytest.raises(SeriesError, match=r"other\.py is no ordinary file"):
         applied(place)
+    told = [str(p) for p in lint.check(place / "patches", own=place / "fork")]
+    assert len(told) == 1, "lint goes on"
+    assert "other.py is no ordinary file" in told[0]
+
+
+def test_a_file_of_ours_where_upstream_has_a_folder_is_named() -> None:
+    with pytest.raises(SeriesError, match=r"fork/flash_attn/a\.py: of flash_attn/a\.py and"):
+        own.require_no_others(own.OwnFiles(None, {"flash_attn/a.py": b""}), ["flash_attn/a.py/b.py"], None)
 
 
 # --- carried ---
@@ -221,7 +239,7 @@ def test_a_file_that_changed_on_both_sides_is_named_and_nothing_is_written(place
     write_files(root, {HEADER: "// here\n", MODULE: "b = 2\n"})
     write_files(place / "fork", {HEADER: "// there\n"})
     before = held(place)
-    with pytest.raises(SeriesError, match=rf"and not to the same: {HEADER}\."):
+    with pytest.raises(SeriesError, match=rf"and not to the same: {place}/fork/{HEADER}\."):
         exported(place)
     assert held(place) == before
     write_files(root, {HEADER: "// there\n"})
@@ -244,30 +262,239 @@ def test_loose_changes_of_upstream_s_files_and_strange_files_are_refused(place: 
     write_files(root, {"setup.py": "other\n", MODULE: "b = 2\n"})
     with pytest.raises(SeriesError, match=r"has uncommitted changes:\n M setup\.py\nCommit"):
         exported(place)
-    user(root, "checkout", "--", "setup.py")
-    write_files(root, {"flash_attn/fork.py~": "an editor's copy\n"})
-    with pytest.raises(SeriesError, match=r"files that no build reads .*: flash_attn/fork\.py~"):
+    user(root, "add", "setup.py")
+    write_files(root, {"setup.py": LAST[1]["setup.py"]})
+    with pytest.raises(SeriesError, match=r"has uncommitted changes:\nM  setup\.py \(in the index alone\)"):
         exported(place)
-    assert held(place / "fork") == OWN
+    assert "other" in user(root, "diff", "--cached")
+    user(root, "reset", "--quiet")
+    user(root, "mv", HEADER, "csrc/flash_attn/src/fork_moved.h")  # in the index as it is in the tree
+    assert exported(place).own_removed == (HEADER,)
 
 
-def test_an_export_that_was_killed_before_our_files_were_written_is_repeated(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+STRANGE = {  # and a link's target, or the mode
+    "flash_attn/fork.py~": "",
+    "notes.txt": "",
+    "flash_attn/.fork.py": "",
+    "flash_attn/__pycache__/fork.py": "",
+    "flash_attn/a\nb.py": "",
+    "flash_attn/\udcff.py": "",
+    "flash_attn/link.py": "fork.py",
+    "flash_attn/outside.py": "/etc/hostname",
+    "flash_attn/nowhere.py": "nowhere",
+    MODULE: "executable",
+}
+
+
+def put_strange(root: Path, name: str) -> str:
+    """What is then said of it."""
+    (root / name).parent.mkdir(exist_ok=True)
+    what = STRANGE[name]
+    if what == "executable":
+        (root / name).chmod(0o755)
+    elif what:
+        (root / name).symlink_to(what)
+    else:
+        write_files(root, {name: "x = 1\n"})
+        return r"no (file that a )?build reads"
+    return "is a link or may be executed"
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_what_fork_cannot_hold_is_refused_by_its_name(place: Path, committed: bool) -> None:
+    root = applied(place).root
+    for name in STRANGE:
+        said = put_strange(root, name)
+        if committed:
+            user(root, "add", "--all", "--force")
+            user(root, "commit", "--quiet", "-m", "any words")
+        with pytest.raises(SeriesError, match=said) as told:
+            exported(place)
+        assert own.shown(name) in str(told.value)
+        assert held(place / "fork") == OWN
+        user(root, "reset", "--quiet", "--hard", "HEAD~1" if committed else "HEAD")
+        user(root, "clean", "-fdxq")
+    assert exported(place) == export.Exported((), ())
+
+
+@pytest.mark.parametrize(
+    "steps", [(None, "file", "folder"), (None, "folder", "file"), ("folder", "file", "folder")]
+)
+def test_a_file_becomes_a_folder_and_back(place: Path, steps: tuple[str | None, ...]) -> None:
+    name = "csrc/flash_attn/src/fork_new.h"
+    forms = {"file": {name: "1\n"}, "folder": {f"{name}/a/b.h": "2\n", f"{name}/c.h": "3\n"}}
+    write_files(place / "fork", forms[steps[0]] if steps[0] else {})
+    root = applied(place).root
+    for step in filter(None, steps[1:]):
+        if (root / name).is_dir():
+            shutil.rmtree(root / name)
+            (place / "fork" / name / "empty").mkdir()  # git does not tell of it
+        (root / name).unlink(missing_ok=True)
+        write_files(root, forms[step])
+        exported(place)
+        assert held(place / "fork") == OWN | forms[step]
+        assert applied(place).commit == applied(place, "anew").commit
+        shutil.rmtree(place / "anew")
+
+
+def test_what_stands_in_the_way_of_a_file_is_named_and_nothing_is_written(place: Path) -> None:
+    name = "csrc/flash_attn/src/fork_new.h"
+    write_files(place / "fork", {f"{name}/a.h": "1\n"})
+    root = applied(place).root
+    write_files(place / "fork", {f"{name}/.a.h.swp": "an editor's\n"})
+    shutil.rmtree(root / name)
+    write_files(root, {name: "2\n", "setup.py": "call\n", MODULE: "b = 2\n"})
+    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    before = held(place / "fork"), held(place / "patches")
+    with pytest.raises(SeriesError, match=r"fork_new\.h/\.a\.h\.swp is where .*fork_new\.h is to be written"):
+        exported(place)
+    assert (held(place / "fork"), held(place / "patches")) == before
+    shutil.rmtree(place / "fork" / name)
+    write_files(place / "fork", {f"{name}/a.h": "1\n"})
+    assert exported(place).own_written == (name, MODULE)
+
+
+@pytest.mark.parametrize("name", [HEADER, MODULE])
+def test_what_is_saved_in_fork_while_an_export_runs_is_not_overwritten(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    root = applied(place).root
+    write_files(root, {HEADER: "// tree\n", MODULE: GONE})
+    require_room = own.require_room
+
+    def save(folder: Path, merged: own.Merged) -> None:
+        require_room(folder, merged)
+        write_files(place / "fork", {name: "meanwhile\n"})
+
+    with monkeypatch.context() as during:
+        during.setattr(own, "require_room", save)
+        with pytest.raises(SeriesError, match=rf"{name} was saved while"):
+            exported(place)
+    assert held(place / "fork")[name] == "meanwhile\n"
+    write_files(place / "fork", {name: OWN[name]})
+    exported(place)
+    assert held(place / "fork") == {HEADER: "// tree\n"}
+
+
+def test_an_export_that_was_killed_is_repeated(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Before each write, and before each command that changes a ref of the tree."""
     root = applied(place).root
     write_files(root, {HEADER: "// called\n", "setup.py": (root / "setup.py").read_text() + "call\n"})
     commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    write_files(root, {MODULE: "loose = 1\n"})
+    left: Iterator[int] = iter(())
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
+    def killed(step: Callable[..., Any], *, of_git: bool = False) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            if of_git and (arguments[0].root != copy / "source" or arguments[1] not in ("update-ref", "tag")):
+                return step(*arguments, **named)
+            if next(left) == 0:
+                raise KeyboardInterrupt
+            return step(*arguments, **named)
 
-    with monkeypatch.context() as during:
-        during.setattr(own, "write_back", killed)
-        with pytest.raises(KeyboardInterrupt):
-            exported(place)
-    assert len(model.read(place / "patches").patches) == 3
-    assert exported(place).own_written == (HEADER,)
-    assert exported(place, check=True) == export.Exported((), ())
+        return run
+
+    for last in range(100):
+        copy = shutil.copytree(place, tmp_path_factory.mktemp("killed") / "place", symlinks=True)
+        left = iter(range(last, -100, -1))
+        with monkeypatch.context() as during:
+            during.setattr(Repository, "run", killed(Repository.run, of_git=True))
+            during.setattr(files, "write_bytes", killed(files.write_bytes))
+            during.setattr(files, "exchange", killed(files.exchange))
+            try:
+                exported(copy)
+                break
+            except KeyboardInterrupt:
+                pass
+        exported(copy)
+        assert held(copy / "fork") == {HEADER: "// called\n", MODULE: "loose = 1\n"}, last
+        assert len(model.read(copy / "patches").patches) == 3
+        assert applied(copy).commit == Repository(copy / "source", SeriesError).resolve("HEAD")
+    assert 5 < last < 99
+    assert exported(copy, check=True) == export.Exported((), ())
+    assert applied(copy).commit == applied(copy, "anew").commit
+
+
+def test_an_exported_edit_is_taken_back(place: Path) -> None:
+    root = applied(place).root
+    before = held(place / "fork"), held(place / "patches")
+    user(root, "tag", "mine")
+    write_files(root, {HEADER: "// edited\n", "setup.py": (root / "setup.py").read_text() + "call\n"})
+    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    exported(place)
+    user(root, "reset", "--quiet", "--hard", "mine")
+    with pytest.raises(SeriesError, match="commits that are in no patch"):
+        applied(place)
+    exported(place)
+    assert (held(place / "fork"), held(place / "patches")) == before
+    assert applied(place).commit == applied(place, "anew").commit
+
+
+def test_an_export_tidies_the_tree(place: Path) -> None:
+    root = applied(place).root
+    repository = Repository(root, SeriesError)
+    write_files(root, {HEADER: "// edited\n"})
+    exported(place)
+    applied_to = repository.resolve("HEAD")
+    assert repository.resolve("base") == repository.resolve("HEAD~2")
+    assert repository.run("show", "base:" + HEADER) == "// edited"
+    assert user(root, "diff", "--cached", "--name-only") == ""
+    assert "restacked" not in user(root, "for-each-ref")
+    assert applied(place).commit == applied_to
+
+
+def test_a_message_keeps_its_encoding(place: Path) -> None:
+    root = applied(place).root
+    write_files(root, {"setup.py": (root / "setup.py").read_text() + "call\n"})
+    said = message("Call it", guard="symbol call in setup.py").replace("Because", "Bécause")
+    (place / "message").write_bytes(said.encode("latin-1"))
+    user(root, "add", "--all")
+    user(root, "-c", "i18n.commitEncoding=latin1", "commit", "--quiet", "-F", str(place / "message"))
+    exported(place)
+    assert "Bécause" in (place / "patches/Call-it.patch").read_text(encoding="utf-8")
+    assert applied(place).commit == applied(place, "anew").commit
+
+
+def test_our_files_alone_are_exported_where_there_is_no_patch(tmp_path: Path) -> None:
+    write_files(tmp_path, {"patches/series": "", **{f"fork/{name}": text for name, text in OWN.items()}})
+    root = applied(tmp_path).root
+    write_files(root, {MODULE: "b = 2\n"})
+    assert exported(tmp_path).own_written == (MODULE,)
+    assert applied(tmp_path).commit == applied(tmp_path, "anew").commit
+
+
+def test_a_check_tells_the_folder_and_the_next_command(place: Path) -> None:
+    root = applied(place).root
+    write_files(place / "fork", {MODULE: "b = 2\n"})
+    assert exported(place).own_behind == (MODULE,)
+    said = rf"^{place}/fork is not what .*: {place}/fork/{MODULE} differs\. Run nox -s apply\.$"
+    with pytest.raises(SeriesError, match=said):
+        exported(place, check=True)
+    write_files(root, {MODULE: "c = 3\n"})
+    with pytest.raises(SeriesError, match=r"differs\. Give both the same content, then nox -s export\.$"):
+        exported(place, check=True)
+    write_files(place / "fork", OWN)
+    write_files(root, {"setup.py": (root / "setup.py").read_text() + "call\n"})
+    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    said = rf"^{place}/patches and {place}/fork are not what .* Run nox -s export, or nox -s apply\.$"
+    with pytest.raises(SeriesError, match=said):
+        exported(place, check=True)
+
+
+def test_no_patch_is_edited_on_a_commit_of_our_files_alone(place: Path) -> None:
+    root = applied(place).root
+    write_files(root, {MODULE: "b = 2\n"})
+    commit(root, "-m", "any words")
+    editing = edit.Editing(root, place / "resolutions")
+    with pytest.raises(SeriesError, match=r"any words changes our own files alone, .*nox -s export takes it"):
+        editing.begin("1")
+    exported(place)
+    write_files(root, {"setup.py": (root / "setup.py").read_text() + "call\n"})
+    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    assert edit.usable(root, place / "patches"), "a patch that is in no file yet"
+    assert editing.begin("Call").place == 2
 
 
 # --- form ---
@@ -313,7 +540,8 @@ CONFLICT = {"setup.py": BASE["setup.py"].replace("line 30\n", "line 30 of theirs
 def start(root: Path, files: dict[str, str]) -> object:
     loaded = matrix.load(root / "wheel_matrix.toml")
     pin = loaded.upstream.model_copy(update={"version": "9.9", "sdist_sha256": "9" * 64})
-    release = Release(pin, checkout_of(BASE | files), "a fixture")
+    held_files = {name: text for name, text in (BASE | files).items() if text != GONE}
+    release = Release(pin, checkout_of(held_files), "a fixture")
     ours = model.read(root / "patches/flash-attn", root / "fork/flash-attn")
     return Rebase(root, root / "build/rebase").start(loaded, ours, checkout_of(BASE), release)
 
@@ -323,6 +551,12 @@ def test_a_rebase_leaves_our_files_as_they_are(repository: Path) -> None:
     start(repository, {"setup.py": "# new\n" + BASE["setup.py"]})
     assert matrix.load(repository / "wheel_matrix.toml").upstream.version == "9.9"
     assert held(repository / "fork") == before
+
+
+def test_our_files_that_are_not_committed_are_not_rebased_over(repository: Path) -> None:
+    write_files(repository / "fork/flash-attn", {HEADER: "// mine\n"})
+    with pytest.raises(SeriesError, match=rf"not committed:\n M fork/flash-attn/{HEADER}"):
+        start(repository, {})
 
 
 def test_what_a_resolution_changes_in_our_files_is_written_at_the_end(repository: Path) -> None:
@@ -354,11 +588,11 @@ def test_our_files_that_changed_meanwhile_are_not_overwritten_and_abort_puts_bac
         {"setup.py": EDITED_SETUP.replace("line 30\n", "line thirty\n"), HEADER: "// mine\n"},
     )
     write_files(repository / "fork/flash-attn", {HEADER: "// meanwhile\n"})
-    rebase = Rebase(repository, repository / "build/rebase")
+    moving = Rebase(repository, repository / "build/rebase")
     with pytest.raises(ActionNeeded, match=rf"fork/flash-attn changed since the rebase began: {HEADER}"):
-        rebase.proceed()
+        moving.proceed()
     write_files(repository / "fork/flash-attn", {HEADER: OWN[HEADER]})
-    rebase.abort()
+    moving.abort()
     shutil.rmtree(repository / "build")
     assert held(repository) == before
 
@@ -384,16 +618,16 @@ def test_an_abort_takes_back_our_files_that_the_end_wrote(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    rebase = Rebase(repository, repository / "build/rebase")
+    moving = Rebase(repository, repository / "build/rebase")
     with monkeypatch.context() as during:
         during.setattr(affected_kernels, "kernels", killed)
         with pytest.raises(KeyboardInterrupt):
-            rebase.proceed()
+            moving.proceed()
     assert held(repository / "fork/flash-attn") == {
         HEADER: "// mine\n",
         "flash_attn/fork_new.py": "new = 1\n",
     }
-    assert "are as they were" in rebase.abort()
+    assert "are as they were" in moving.abort()
     shutil.rmtree(repository / "build")
     assert held(repository) == before
 
@@ -467,6 +701,102 @@ def test_a_rebase_stops_where_a_file_of_ours_belongs_to_no_feature(repository: P
     table.write_text(table.read_text().replace(f"'{MODULE}'", "'flash_attn/fork*'"))
     assert rebase.proceed().own == ("flash_attn/fork_new.py",)
     assert "`flash_attn/fork*`" in (repository / "CHANGES.md").read_text()
+
+
+def resolving(root: Path, resolved: dict[str, str], release: dict[str, str] = CONFLICT) -> Path:
+    """The tree of a rebase that stopped, with a resolution that is staged."""
+    with pytest.raises(ActionNeeded):
+        start(root, release)
+    source = root / "build/rebase/source"
+    write_files(source, {"setup.py": EDITED_SETUP.replace("line 30\n", "line thirty\n"), **resolved})
+    user(source, "add", "--all", "--force")
+    return source
+
+
+def test_a_rebase_refuses_what_fork_cannot_hold_and_then_goes_on(repository: Path) -> None:
+    source = resolving(repository, {})
+    moving = Rebase(repository, repository / "build/rebase")
+    for name in STRANGE:
+        said = put_strange(source, name)
+        user(source, "add", "--all", "--force")
+        if (source / ".git/CHERRY_PICK_HEAD").exists():
+            user(source, "-c", "core.editor=true", "cherry-pick", "--continue")
+        else:
+            user(source, "commit", "--quiet", "--amend", "--no-edit")
+        with pytest.raises(ActionNeeded, match=said) as told:
+            moving.proceed()
+        assert own.shown(name) in str(told.value)
+        user(source, "checkout", "--quiet", "HEAD~1", "--", MODULE)
+        if name != MODULE:
+            user(source, "rm", "--quiet", name)
+        user(source, "commit", "--quiet", "--amend", "--no-edit")
+    assert moving.proceed().own == ()
+
+
+@pytest.mark.parametrize("end", ["goes on", "goes on after a kill", "abort"])
+@pytest.mark.parametrize("way", ["file to folder", "folder to file"])
+def test_a_file_becomes_a_folder_in_a_rebase(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, way: str, end: str
+) -> None:
+    name = "csrc/flash_attn/src/fork_new.h"
+    forms = {name: "1\n"}, {f"{name}/a.h": "2\n", f"{name}/b.h": "3\n"}
+    old, new = forms if way == "file to folder" else forms[::-1]
+    write_files(repository / "fork/flash-attn", old)
+    commit(repository, "-m", "one more")
+    before = held(repository)
+    source = resolving(repository, dict.fromkeys(old, GONE))
+    if (source / name).is_dir():
+        (source / name).rmdir()
+    write_files(source, new)
+    user(source, "add", "--all")
+    moving = Rebase(repository, repository / "build/rebase")
+    if end == "goes on":
+        moving.proceed()
+        assert held(repository / "fork/flash-attn") == OWN | new
+        return
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(affected_kernels, "kernels", killed)
+        with pytest.raises(KeyboardInterrupt):
+            moving.proceed()
+    aside = repository / "patches/.flash-attn.fa2-aside-1/flash-attn"  # of writes that were killed
+    aside.mkdir(parents=True)
+    write_files(repository / "fork/flash-attn", {f"{next(iter(new))}.part": "half\n"})
+    if end == "goes on after a kill":
+        assert set(moving.proceed().own) == {*old, *new}
+        assert held(repository / "fork/flash-attn") == OWN | new
+        return
+    assert "are as they were" in moving.abort()
+    assert not aside.exists()
+    shutil.rmtree(repository / "build")
+    assert held(repository) == before
+
+
+def test_a_file_that_upstream_deleted_becomes_none_of_ours(repository: Path) -> None:
+    with pytest.raises(ActionNeeded):
+        start(repository, {"setup.py": GONE})
+    moving = Rebase(repository, repository / "build/rebase")
+    source = repository / "build/rebase/source"
+    for _ in range(2):
+        with pytest.raises(ActionNeeded, match=r"9\.9 has no setup\.py, which .* had; .*--skip --reason"):
+            moving.proceed()
+        if (source / ".git/CHERRY_PICK_HEAD").exists():
+            user(source, "add", "--all")
+            user(source, "-c", "core.editor=true", "cherry-pick", "--continue")
+    write_files(source, {"flash_attn/__init__.py": "new place\n", "setup.py": GONE})
+    commit(source, "--amend", "--no-edit")
+    with pytest.raises(ActionNeeded, match=r"Change-line-30\.patch"):
+        moving.proceed()
+    user(source, "checkout", "--quiet", "CHERRY_PICK_HEAD", "--", "setup.py")
+    user(source, "-c", "core.editor=true", "cherry-pick", "--continue")
+    with pytest.raises(ActionNeeded, match=r"symbol twenty in setup\.py"):
+        moving.skip("it has no place")
+    assert user(source, "rev-list", "--count", "HEAD", "^HEAD~1") == "1\n"
+    assert "setup.py" not in user(source, "ls-files"), "a commit of what was skipped is gone"
+    assert held(repository / "fork/flash-attn") == OWN
 
 
 def test_a_release_that_has_a_file_of_ours_is_refused_by_its_name(repository: Path) -> None:

@@ -197,7 +197,8 @@ def test_export_refuses_a_tree_that_is_not_finished(patches: Path, applied: tree
     else:
         repository.run("reset", "--quiet", "--hard", applied.base)
     with pytest.raises(
-        SeriesError, match={"dirty": "uncommitted", "rebase": "in the middle", "empty": "no commits"}[state]
+        SeriesError,
+        match={"dirty": "uncommitted", "rebase": "in the middle", "empty": "no commit that"}[state],
     ):
         export.export(applied.root, patches)
     assert content(patches) == before

@@ -60,6 +60,13 @@ def test_what_git_status_does_not_show_outlives_a_reset(
     assert uncommitted.differences(repository) == []
 
 
+def test_a_name_that_is_no_text_is_told_all_the_same(applied: tree.Tree) -> None:
+    excluded(Repository(applied.root, SeriesError))
+    write_files(applied.root, {"csrc/flash_attn/src/\udcff.h": "mine\n"})
+    told = uncommitted.changes(Repository(applied.root, SeriesError)).encode().decode()
+    assert "?? csrc/flash_attn/src/\\udcff.h\n" in told
+
+
 def test_files_are_compared_by_name_mode_and_bytes(applied: tree.Tree) -> None:
     root, repository = applied.root, Repository(applied.root, SeriesError)
     write_files(root, {"a link's target": "x\n", "é/ü.py": "x\n"})

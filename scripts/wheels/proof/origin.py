@@ -15,7 +15,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from scripts.base.errors import VerifyError
 from scripts.base.git import Repository
-from scripts.series import ground, listing, model
+from scripts.series import ground, listing, model, own_tree
 from scripts.series.own import OwnFiles
 from scripts.source import upstream
 from scripts.source.matrix_tables import Upstream, UpstreamTable
@@ -125,10 +125,7 @@ def _own(repository: Repository, commit: str, folder: str | None) -> OwnFiles:
     """Our own files of a commit."""
     if folder is None:
         return OwnFiles()
-    names = repository.files(commit, "--", f"{folder}/")
-    return OwnFiles(
-        None, {n.removeprefix(f"{folder}/"): repository.read(f"{commit}:{n}") for n in sorted(names)}
-    )
+    return own_tree.committed(repository, commit, folder)
 
 
 def _pins(text: bytes) -> Iterator[tuple[Upstream, str, str | None]]:

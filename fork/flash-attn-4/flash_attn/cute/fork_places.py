@@ -17,8 +17,8 @@ _WARP_ROWS = 16  # of a tile
 
 def allocate(tile_m: int, head_dim_v: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The places of a call, and for each whether it is taken."""
-    # On a multiprocessor at once, at most: registers have room for no more. Tiles of 64 rows have room in shared
-    # memory: they come here only from fork_split.force_path, or where a caller chose the tile.
+    # On a multiprocessor at once, at most: registers have room for no more. Tiles of 64 rows have room in
+    # shared memory: they come here only from fork_split.force_path, or where a caller chose the tile.
     blocks = 2 if tile_m == 64 else 1
     count = _MULTIPROCESSORS * blocks * tile_m // _WARP_ROWS
     size = _WARP_ROWS * -(-head_dim_v // 16) * 16
