@@ -155,6 +155,8 @@ def _tell(report: Report, loaded: Matrix) -> None:
         f"{loaded.table.series}: {_counted_files(report) or 'no byte differs'}; wheel_matrix.toml and "
         f"CHANGES.md name {report.new}"
     )
+    for name in report.own:
+        console.note(f"{loaded.table.own}/{name}: changed, as resolutions have it")
     console.note(report.submodule)
     package = loaded.upstream.package
     if lines := upstream_words.lines(report.upstream, [d.patch for d in report.done], package):
@@ -163,7 +165,8 @@ def _tell(report: Report, loaded: Matrix) -> None:
             console.note(line)
     console.step("Next")
     which = "" if loaded.is_first else f" -- --upstream {loaded.name}"
-    series, submodule = loaded.table.series, " upstream" if loaded.is_first else ""
+    folders = " ".join(filter(None, (loaded.table.series, loaded.table.own)))
+    submodule = " upstream" if loaded.is_first else ""
     if report.kernels:
         console.note(
             f"{len(report.kernels)} kernel files may differ: nox -s build -- --kernels {report.kernel_words}"
@@ -171,12 +174,12 @@ def _tell(report: Report, loaded: Matrix) -> None:
     elif loaded.table.kind == "cuda":
         console.note("no kernel file differs")
     console.note(
-        f"to take it back: git restore --staged --worktree {series} wheel_matrix.toml CHANGES.md{submodule}; "
-        f"git clean -f {series}"
+        f"to take it back: git restore --staged --worktree {folders} wheel_matrix.toml CHANGES.md"
+        f"{submodule}; git clean -f {folders}"
     )
     console.note(
         f"nox -s build{which}; nox -s tests; nox -s verify, on a machine with a GPU; "
-        f"then git add {series} wheel_matrix.toml CHANGES.md{submodule}, and git commit"
+        f"then git add {folders} wheel_matrix.toml CHANGES.md{submodule}, and git commit"
     )
     console.done(f"The series stands on {report.new}.")
 

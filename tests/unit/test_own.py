@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scripts.base import files, layout
 from scripts.base.errors import ActionNeeded, SeriesError
 from scripts.base.git import Repository
+from scripts.commands import rebase
 from scripts.series import affected_kernels, changes, edit, export, ground, lint, model, own, tree
 from scripts.series.rebase import Rebase
 from scripts.source import matrix
@@ -112,6 +113,17 @@ def test_a_file_that_is_none_of_ours_is_named(
     with pytest.raises(SeriesError, match=said):
         applied(place)
     assert (place / "source").exists() == before
+
+
+def test_git_changes_no_line_end_of_our_files(tmp_path: Path) -> None:
+    root = tmp_path / "repository"
+    write_files(root, {f"fork/flash-attn/{name}": text for name, text in OWN.items()})
+    shutil.copyfile(layout.ROOT / ".gitattributes", root / ".gitattributes")
+    user(root, "init", "--quiet")
+    commit(root, "-m", "state")
+    user(tmp_path, "clone", "--quiet", "--config=core.autocrlf=true", str(root), "clone")
+    there, here = (own.read(folder / "fork/flash-attn") for folder in (tmp_path / "clone", root))
+    assert there.digests == here.digests
 
 
 def test_what_programs_leave_is_no_part_and_a_link_is_refused(place: Path) -> None:
@@ -576,6 +588,24 @@ def test_what_a_resolution_changes_in_our_files_is_written_at_the_end(repository
     assert held(repository / "fork/flash-attn") == {HEADER: "// fits the new release\n"}
     moved = model.read(repository / "patches/flash-attn")
     assert [change.path for patch in moved.patches for change in patch.files] == ["setup.py", "setup.py"]
+
+
+def test_what_a_rebase_tells_takes_all_of_it_back(repository: Path, notes: list[str]) -> None:
+    before = held(repository)
+    resolving(repository, {HEADER: "// mine\n", MODULE: GONE, "flash_attn/new/fork_new.py": "new = 1\n"})
+    report = Rebase(repository, repository / "build/rebase").proceed()
+    rebase._tell(report, matrix.load(repository / "wheel_matrix.toml"))
+    own_lines = [note for note in notes if note.startswith("fork/flash-attn/")]
+    assert [line.partition(":")[0] for line in own_lines] == [
+        f"fork/flash-attn/{name}" for name in report.own
+    ]
+    (told,) = (note.removeprefix("to take it back: ") for note in notes if "to take it back" in note)
+    (commit_it,) = (note for note in notes if "git commit" in note)
+    assert "git add patches/flash-attn fork/flash-attn " in commit_it
+    for line in told.replace(" upstream", "").split("; "):  # a submodule, which this repository has not
+        user(repository, *line.split(" ")[1:])
+    shutil.rmtree(repository / "build")
+    assert held(repository) == before
 
 
 def test_our_files_that_changed_meanwhile_are_not_overwritten_and_abort_puts_back(repository: Path) -> None:
