@@ -15,7 +15,7 @@ import zstandard
 from scripts.base import layout
 from scripts.base.errors import UsageError, WheelError
 from scripts.lab import machine_code
-from scripts.series import clone
+from scripts.series import clone, ground
 from scripts.source import matrix, upstream
 from scripts.wheels.building import build, rebuild
 from scripts.wheels.building.build import BuildOptions
@@ -202,6 +202,26 @@ def test_a_wheel_of_another_series_names_both(tmp_path: Path, monkeypatch: pytes
     said = rf"its series is d{{16}}… of 2 patches and 0 own files, and .* has [0-9a-f]{{16}}… {counts}; check out"
     with pytest.raises(UsageError, match=said):
         rebuild.rebuild(wheel, BuildOptions(upstream.Source.SDIST))
+
+
+def test_a_wheel_of_the_same_patches_on_other_own_files_is_of_another_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = matrix.load(layout.MATRIX)
+    monkeypatch.setattr(upstream, "pinned", lambda *_: checkout_of(BASE))
+    monkeypatch.setattr(ground, "base_of", lambda *_: "e" * 40)
+    monkeypatch.setattr(upstream, "find", lambda *_: checkout_of(BASE))
+    here = clone.series(loaded)
+    patches = [{**FACTS["series"]["patches"][0], "name": p.name, "sha256": p.sha256} for p in here.patches]
+    own = here.own.digests
+    for name, told in (("same", own), ("other", {**own, next(iter(own)): "0" * 64})):
+        facts = {**FACTS, "series": {**FACTS["series"], "patches": patches, "own_files": told}}
+        wheel = evidence.whole(whole_wheel(tmp_path / name, facts=facts))
+        if name == "same":
+            rebuild._require_series(wheel, loaded)
+        else:
+            with pytest.raises(UsageError, match=rf"its series is .* and {len(own)} own files"):
+                rebuild._require_series(wheel, loaded)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import hashlib
 import json
 from email.parser import Parser
 from pathlib import Path
@@ -106,7 +107,8 @@ def test_the_entry_points_are_those_whose_module_the_tree_has(root: Path) -> Non
 
 
 def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series: Make) -> None:
-    series = model.read(make_series(*TWO))
+    write_files(tmp_path / "fork", {"flash_attn/fork.py": "a = 1\n"})
+    series = model.read(make_series(*TWO), tmp_path / "fork")
     planned = plan(tmp_path, toolchain(tmp_path, ""))
     told = metadata.provenance(MATRIX, TARGET, series, planned)
     pin = MATRIX.upstream
@@ -124,7 +126,7 @@ def test_provenance_has_all_that_a_wheel_is_made_of(tmp_path: Path, make_series:
             {"name": p.name, "subject": subject, "sha256": p.sha256, "upstream_status": "Pending"}
             for p, (subject, _) in zip(series.patches, TWO, strict=True)
         ],
-        "own_files": {},
+        "own_files": {"flash_attn/fork.py": hashlib.sha256(b"a = 1\n").hexdigest()},
     }
     assert told["fork_revision"] == MATRIX.table.revision
     assert told["target"] == "cu13"

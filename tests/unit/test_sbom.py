@@ -15,7 +15,8 @@ from scripts.base import sealed
 from scripts.wheels.trust import evidence, sbom
 from tests.unit.conftest import FACTS, VERSION, whole_wheel
 
-TOLD = sealed.seal(FACTS)
+OWN = {"csrc/flash_attn/src/fork.h": "3" * 64}
+TOLD = sealed.seal({**FACTS, "series": {**FACTS["series"], "own_files": OWN}})
 NEEDED = ["libc.so.6", "libtvm_ffi.so"]
 
 
@@ -60,7 +61,10 @@ def test_it_names_upstream_every_patch_the_compilers_and_the_libraries() -> None
         "dynamic:libc.so.6": None,
         "dynamic:libtvm_ffi.so": None,
         "static:libgcc.a": None,
+        **{f"own:{name}": None for name in OWN},
     }
+    hashes = {c["name"]: c["hashes"] for c in document["components"] if c["bom-ref"].startswith("own:")}
+    assert hashes == {name: [{"alg": "SHA-256", "content": sha256}] for name, sha256 in OWN.items()}
 
 
 def test_it_is_the_same_at_another_time(monkeypatch: pytest.MonkeyPatch) -> None:

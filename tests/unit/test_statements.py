@@ -27,7 +27,8 @@ def valid(content: bytes) -> dict[str, Any]:
 
 
 def test_the_provenance_names_all_that_went_into_the_wheel(tmp_path: Path) -> None:
-    wheel = whole_wheel(tmp_path)
+    own = {"csrc/flash_attn/src/fork.h": "3" * 64}
+    wheel = whole_wheel(tmp_path, facts={**FACTS, "series": {**FACTS["series"], "own_files": own}})
     document = valid(companions.provenance(wheel).read_bytes())
     json_format.ParseDict(document["predicate"], provenance_pb2.Provenance())
     assert document["predicateType"] == "https://slsa.dev/provenance/v1"
@@ -43,6 +44,7 @@ def test_the_provenance_names_all_that_went_into_the_wheel(tmp_path: Path) -> No
         ("series", {"sha256": "d" * 64, "gitCommit": "f" * 40}),
         ("One.patch", {"sha256": "1" * 64}),
         ("Two.patch", {"sha256": "2" * 64}),
+        ("csrc/flash_attn/src/fork.h", {"sha256": "3" * 64}),
         ("nvcc", "pkg:generic/nvcc@13.0.88"),
         ("g++", "pkg:generic/g%2B%2B@12.2.0"),
     ]

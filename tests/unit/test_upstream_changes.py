@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from scripts.base.errors import ActionNeeded, UpstreamError
 from scripts.base.git import Repository
 from scripts.commands import forecast as forecast_command
-from scripts.series import forecast, model, upstream_words
+from scripts.series import forecast, model, own, upstream_words
 from scripts.series.rebase import Rebase
 from scripts.series.rebase_state import Report
 from scripts.series.upstream_report import Listing, UpstreamChanges
@@ -218,6 +219,16 @@ def test_a_function_that_means_something_else_is_told_by_patch(make_series: Make
         (NAMES[1], "names", "dispatch"),
     ]
     assert f"{LAUNCH}: dispatch has changed; named by patch 2" in upstream_words.lines(found, NAMES)
+
+
+def test_what_our_own_files_name_is_told_by_their_paths(make_series: Make, tmp_path: Path) -> None:
+    """Upstream's own files are none of ours, whatever they name."""
+    (name, text), *_ = BIND[1].items()
+    ours = own.OwnFiles(None, {name: text.encode()})
+    series = replace(model.read(make_series(SPLIT, base=FILES)), own=ours)
+    release = Release(NEW, checkout_of(FILES | OTHER_MEANING), "a fixture")
+    found = forecast.run_forecast(tmp_path / "build", series, PIN, checkout_of(FILES), release)
+    assert [(r.patch, r.how, r.function) for r in found.upstream.relied] == [(name, "names", "dispatch")]
 
 
 def test_words_of_another_language_name_no_function(make_series: Make, tmp_path: Path) -> None:

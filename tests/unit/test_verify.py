@@ -26,9 +26,11 @@ from tests.unit.conftest import (
     commit,
     user,
     whole_wheel,
+    write_files,
 )
 
 EDIT = ("Change line 20", {"setup.py": BASE["setup.py"].replace("line 20\n", "line twenty\n")})
+OWN = {"flash_attn/fork.py": "a = 1\n", "flash_attn/fork_b.py": "b = 2\n"}
 MORE = ("Add a header", {"csrc/flash_attn/src/fork.h": "#pragma once\n"})
 
 
@@ -39,6 +41,7 @@ def repository(make_series: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     root.mkdir()
     make_series(EDIT, folder=root, to="patches/flash-attn")
     make_series(MORE, folder=root, to="patches/flash-attn-4")
+    write_files(root / "fork/flash-attn", OWN)
     (root / "wheel_matrix.toml").write_bytes((ROOT / "wheel_matrix.toml").read_bytes())
     monkeypatch.setattr(upstream, "find", lambda pin, folder, cache: checkout_of(BASE))
     user(root, "init", "--quiet")
@@ -53,7 +56,7 @@ def commit_state(root: Path) -> str:
 
 def facts(root: Path, tmp_path: Path) -> verify.Facts:
     """What a wheel built from the repository as it is says of itself."""
-    patches = model.read(root / "patches/flash-attn")
+    patches = model.read(root / "patches/flash-attn", root / "fork/flash-attn")
     applied = tree.apply(
         patches, matrix.load(root / "wheel_matrix.toml").upstream, checkout_of(BASE), tmp_path / "source"
     )
@@ -61,6 +64,7 @@ def facts(root: Path, tmp_path: Path) -> verify.Facts:
         "digest": applied.digest,
         "base": applied.base,
         "patches": [{"name": p.name, "sha256": p.sha256} for p in patches.patches],
+        "own_files": patches.own.digests,
     }
     provenance = Provenance.model_validate_json(json.dumps({"format": 1, "torch": "2.11.0", "series": told}))
     return verify.Facts(tmp_path / "some.whl", provenance)
@@ -79,10 +83,23 @@ def test_a_wheel_of_an_earlier_commit_is_known_by_it(
     assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
 
 
+def test_a_wheel_of_other_own_files_is_known_by_its_commit(repository: Path, tmp_path: Path) -> None:
+    write_files(repository, {"fork/flash-attn/.clang-format": "x\n"})  # which is read by no build
+    old, first = facts(repository, tmp_path), commit_state(repository)
+    write_files(repository / "fork/flash-attn", {"flash_attn/fork.py": "a = 2\n"})
+    newer = facts(repository, tmp_path)
+    second = commit_state(repository)
+    write_files(repository / "fork/flash-attn", {"flash_attn/fork.py": "a = 3\n"})
+    commit_state(repository)
+    for told, where in ((old, first), (newer, second)):
+        assert origin.check_series(told, repository, tmp_path).where == f"commit {where[:12]}"
+
+
 def test_a_wheel_from_before_there_were_several_upstreams_is_known(
     repository: Path, tmp_path: Path, make_series: Make
 ) -> None:
-    """A matrix had one table upstream then, and the series lay in patches/."""
+    """A matrix had one table upstream then, and the series lay in patches/, which added our files."""
+    shutil.rmtree(repository / "fork")
     old = facts(repository, tmp_path)
     shutil.move(repository / "patches/flash-attn", repository / "moved")
     shutil.rmtree(repository / "patches")
@@ -101,7 +118,7 @@ def test_a_wheel_from_before_there_were_several_upstreams_is_known(
     assert origin.check_series(old, repository, tmp_path).where == f"commit {first[:12]}"
 
 
-@pytest.mark.parametrize("lie", ["digest", "base", "patch"])
+@pytest.mark.parametrize("lie", ["digest", "base", "patch", "own file", "one own file less"])
 def test_a_wheel_that_no_state_of_the_repository_gives_is_refused(
     repository: Path, tmp_path: Path, lie: str
 ) -> None:
@@ -110,6 +127,12 @@ def test_a_wheel_that_no_state_of_the_repository_gives_is_refused(
     if lie == "patch":
         patches = (series.patches[0].model_copy(update={"sha256": "0" * 64}), *series.patches[1:])
         series = series.model_copy(update={"patches": patches})
+    elif lie.endswith(("file", "less")):
+        own = dict(series.own_files)
+        own["flash_attn/fork.py"] = "0" * 64
+        if lie.endswith("less"):
+            del own["flash_attn/fork.py"]
+        series = series.model_copy(update={"own_files": own})
     else:
         series = series.model_copy(update={lie: "0" * len(getattr(series, lie))})
     told = replace(told, provenance=told.provenance.model_copy(update={"series": series}))
