@@ -63,7 +63,7 @@ def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: P
 @pytest.mark.in_turn(8)
 def test_a_patch_that_changes_no_kernel_and_one_that_takes_some_away() -> None:
     told = {}
-    for patch in ("Read pages", "Compile fewer kernels"):  # one after the other: three compiles
+    for patch in ("Read pages", "Choose a call"):  # four compiles
         command = [
             sys.executable,
             "-m",

@@ -116,7 +116,7 @@ class Place:
         """A stand-in: as much of torch as says which one it is."""
         (self.site / "torch").mkdir()
         (self.site / "torch/__init__.py").write_text(TORCH)
-        text = f"__version__ = {version!r}\ncuda: object = {cuda!r}\nhip: object = None\n"
+        text = f"__version__ = {version!r}\ncuda: object = {cuda!r}\nhip: object = None\nfor hip in (None,):\n    pass\n"
         (self.site / "torch/version.py").write_text(text)
 
     def package(self, name: str, version: str) -> None:

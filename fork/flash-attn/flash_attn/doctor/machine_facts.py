@@ -88,10 +88,11 @@ def _torch(path: Sequence[Path]) -> Optional[Dict[str, Any]]:
             body = []
         for node in body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            value = getattr(node, "value", None)  # of an assignment
             for target in targets:
-                if isinstance(target, ast.Name) and target.id in values:
+                if isinstance(target, ast.Name) and target.id in values and isinstance(value, ast.AST):
                     try:
-                        values[target.id] = ast.literal_eval(getattr(node, "value", None))
+                        values[target.id] = ast.literal_eval(value)
                     except (ValueError, TypeError, AttributeError):
                         continue
         told = {"version": values["__version__"], "cuda": values["cuda"], "hip": values["hip"]}
