@@ -23,6 +23,7 @@ nox.options.sessions = ["check"]
 
 UNIT_TESTS = ("scripts", "tests/unit")  # and the examples in docstrings
 SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=worksteal")  # a process for each core
+LANES = ("--numprocesses=2", "--dist=loadfile")  # what compiles in this clone, and what is apart from it
 WHEELS = ("flash-attn", "flash-attn-4")  # folders of fork/ with their Python
 COMMAND_ENVIRONMENT, DEVELOPER_ENVIRONMENT = "commands", "developers"  # sessions that make them
 _PROGRAMS: dict[str, Path | None] = {}  # the bin/ of each environment; None: --force-venv-backend none
@@ -102,8 +103,8 @@ def tests(session: nox.Session) -> None:
     unit, integration = ("build/times/unit.json", "build/times/integration.json")
     timed = (*pytest, "-p", "tests.times", "--times")
     _run(session, DEVELOPER_ENVIRONMENT, *timed, unit, *SIDE_BY_SIDE, *UNIT_TESTS)
-    # One by one: compilers take all cores and the memory.
-    chosen = session.posargs or ("-m", "path")
+    # No more side by side: compilers take all cores and the memory.
+    chosen = (*LANES, *session.posargs) if session.posargs else ("-m", "path")
     _run(session, DEVELOPER_ENVIRONMENT, *timed, integration, "tests/integration", *chosen)
     if not session.posargs:  # .ci/run does more, and tells of its ring itself
         _run(session, DEVELOPER_ENVIRONMENT, "python", "-m", "tests.times", "tests", unit, integration)

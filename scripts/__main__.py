@@ -6,11 +6,12 @@ The sessions of noxfile.py call it.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from typing import TYPE_CHECKING
 
-from scripts.base import console
+from scripts.base import console, files
 from scripts.base.errors import BuildError
 from scripts.commands.parser import parse
 
@@ -51,11 +52,12 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
     except OSError as e:
-        if e.errno is None:
+        told = files.first_of(e) if isinstance(e, shutil.Error) else e
+        if told.errno is None:
             raise
         # A folder that is a file, a disk that is full or read-only: nobody needs our stack for that.
-        place = f"{e.filename}: " if e.filename is not None else "while a file was written: "
-        console.error(f"{place}{e.strerror}.")
+        place = f"{told.filename}: " if told.filename is not None else "while a file was written: "
+        console.error(f"{place}{told.strerror}.")
         raise SystemExit(BuildError.exit_code) from e
 
 

@@ -66,13 +66,18 @@ def by_file(runs: list[Run]) -> dict[str, tuple[float, int]]:
     return dict(sorted(found.items(), key=lambda each: -each[1][0]))
 
 
+def share(run: Run) -> float:
+    """The seconds of wall clock that a second of a test counts for: tests may run side by side."""
+    return min(1.0, run.seconds / max(sum(run.tests.values()), 1e-9))
+
+
 def by_turn(runs: list[Run]) -> list[float]:
     """Seconds of each turn's own tests, where all turns ran: what several compile counts for the first alone."""
     found: dict[int, float] = defaultdict(float)
     for run in runs:
         for name, turns in run.turns.items():
             for turn in turns:
-                found[turn] += run.tests.get(name, 0.0)
+                found[turn] += run.tests.get(name, 0.0) * share(run)
     return [found[turn] for turn in range(max(found, default=-1) + 1)]
 
 
@@ -133,7 +138,7 @@ def main(words: list[str]) -> int:
     if options.every_turn:
         turns = by_turn(runs)
         print("Seconds of each turn's own tests: " + ", ".join(f"{turn:.0f}" for turn in turns) + ".")
-        in_turn = sum(run.tests.get(name, 0.0) for run in runs for name in run.turns)
+        in_turn = sum(run.tests.get(name, 0.0) * share(run) for run in runs for name in run.turns)
         seconds += max(turns, default=0.0) - in_turn  # a ring takes one turn
     said, level = verdict(options.ring, seconds, slowness())
     print(f"{level}: {said}" if level else said[0].upper() + said[1:])
@@ -150,6 +155,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let reports have the turns of their tests, also those that another process makes."""
+    for item in items:
+        if marker := item.get_closest_marker(_TURNS):
+            item.user_properties.append((_TURNS, [*marker.args]))
+
+
 class _Plugin:
     """Collects the seconds of a run's tests, in the process that the others report to."""
 
@@ -159,13 +171,10 @@ class _Plugin:
         self.tests: dict[str, float] = defaultdict(float)
         self.turns: dict[str, list[int]] = {}
 
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        for item in items:
-            if marker := item.get_closest_marker(_TURNS):
-                self.turns[item.nodeid] = [*marker.args]
-
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.tests[report.nodeid] += report.duration
+        if turns := dict(report.user_properties).get(_TURNS):
+            self.turns[report.nodeid] = turns
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         run = Run(round(time.monotonic() - self.begun, 1), _rounded(self.tests), self.turns)

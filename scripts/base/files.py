@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import shlex
 import shutil
 from contextlib import contextmanager
@@ -80,6 +81,30 @@ def copy(source: Path, target: Path) -> None:
         raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def first_of(error: shutil.Error) -> OSError:
+    """The first of the errors that copying a folder met, as one of its file."""
+    try:
+        _, place, why = error.args[0][0]
+    except (IndexError, TypeError, ValueError):  # not of a folder
+        return OSError(errno.EIO, str(error))
+    told = re.match(r"\[Errno (\d+)\] ([^:]*)", str(why))
+    return OSError(int(told[1]) if told else errno.EIO, told[2] if told else str(why), str(place))
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder, with modes, but for one: its folders can be written to, whatever the source's can.
+
+    Raises:
+        OSError: it names the first file that could not be copied.
+    """
+    try:
+        shutil.copytree(source, target, symlinks=True)
+    except shutil.Error as error:
+        raise first_of(error) from error
+    for folder, _, _ in os.walk(target):
+        os.chmod(folder, os.stat(folder).st_mode | 0o700)  # noqa: PTH101, PTH116 - as walk gives it
 
 
 def exchange(new: Path, old: Path) -> None:

@@ -35,12 +35,15 @@ IDENTITY = "flash-attention-deterministic <patches@flash-attention-deterministic
 EPOCH = "2025-01-01T00:00:00+0000"
 _NAME, _EMAIL = IDENTITY.rstrip(">").split(" <")
 
+BRANCH = "series"  # which a new repository begins with
+
 _CONFIG = {
     "core.autocrlf": "false",
     "core.eol": "lf",
     "core.safecrlf": "false",
     "core.filemode": "true",
     "core.abbrev": "12",
+    "core.bigFileThreshold": "512m",
     "core.attributesFile": os.devnull,
     "core.excludesFile": os.devnull,
     "core.hooksPath": os.devnull,
@@ -56,8 +59,9 @@ _CONFIG = {
     "diff.context": "3",
     "diff.interHunkContext": "0",
     "diff.suppressBlankEmpty": "false",
+    "format.signOff": "false",
     "format.useAutoBase": "false",
-    "init.defaultBranch": "series",
+    "init.defaultBranch": BRANCH,
     "merge.conflictStyle": "diff3",
     "merge.directoryRenames": "conflict",
     "merge.renames": "true",
@@ -115,6 +119,24 @@ class Repository:
         repository = cls(root, error)
         repository.run("init", "--quiet", "--template=", writes=False)
         return repository
+
+    def shared_copy(self, root: Path) -> Repository:
+        """Make a repository that reads this one's objects and has its tags; nothing is checked out.
+
+        ``git clone --shared`` would do, but for a shallow one, of which it copies what branches have.
+        """
+        root.mkdir(parents=True)
+        copy = Repository.create(root, self._error)
+        paths = ("--git-path", "objects", "--git-path", "shallow")
+        objects, shallow = (
+            self.root / name for name in self.run("rev-parse", *paths, writes=False).splitlines()
+        )
+        alternates = copy.root / ".git/objects/info/alternates"
+        alternates.write_text(f"{objects}\n", encoding="utf-8")
+        if shallow.is_file():
+            (copy.root / ".git/shallow").write_bytes(shallow.read_bytes())
+        copy.run("fetch", "--quiet", str(self.root), "+refs/tags/*:refs/tags/*")
+        return copy
 
     def is_top_level(self) -> bool:
         """Whether this folder is there and a repository itself, rather than a folder inside one."""

@@ -18,6 +18,7 @@ from scripts.wheels.building.build import BuildOptions, Built, Place
 from scripts.wheels.building.jobs import Choice, Job, chosen
 from scripts.wheels.compiling import kernels
 from scripts.wheels.packing import cpp_archive
+from scripts.wheels.proof import machine_gpus
 from scripts.wheels.toolchain import compilers
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ def _run(options: argparse.Namespace) -> None:
     build_checks.check(loaded, jobs, options)
     if options.dry_run or len(jobs) > 1:
         _plan(loaded, jobs, options)
+    if not options.arch and (told := _unserved(jobs)):
+        console.warn(told)
     if options.dry_run:
         if options.scheduler:
             on_workers.plan(
@@ -228,6 +231,13 @@ def _plan(loaded: matrix.Matrix, jobs: list[Job], options: argparse.Namespace) -
             console.duration(seconds + 40),
         )
     console.out.print(table)
+
+
+def _unserved(jobs: list[Job]) -> str | None:
+    """That this machine has GPUs, and runs none of these wheels, in words."""
+    found = machine_gpus.found()
+    told = [machine_gpus.unserved(found, job.architectures, job.target.cuda) for job in jobs]
+    return f"{told[0]}." if all(told) else None
 
 
 def _makes(loaded: matrix.Matrix, job: Job, options: argparse.Namespace) -> str:

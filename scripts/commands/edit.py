@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, files, layout
 from scripts.base.errors import UsageError
 from scripts.commands import arguments
-from scripts.series import clone, edit, edit_state, places, rebase_state
+from scripts.series import clone, edit, edit_state, places
+from scripts.series.rebase import state as rebase_state
 
 if TYPE_CHECKING:
     import argparse

@@ -9,7 +9,8 @@ from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import branches, clone, export, places, rebase_state
+from scripts.series import branches, clone, export, places
+from scripts.series.rebase import state as rebase_state
 from scripts.source import upstream
 
 if TYPE_CHECKING:

@@ -12,13 +12,15 @@ from scripts.base import console, layout
 from scripts.base.errors import UpstreamError, UsageError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import clone, forecast, model, move, places, upstream_words
+from scripts.series import clone, model, places
+from scripts.series.upstream import forecast, move
+from scripts.series.upstream import words as upstream_words
 from scripts.source import releases, upstream
 
 if TYPE_CHECKING:
     import argparse
 
-    from scripts.series.forecast import Forecast
+    from scripts.series.upstream.forecast import Forecast
     from scripts.source.matrix import Matrix
 
 

@@ -14,7 +14,8 @@ from scripts.base import console, layout
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
 from scripts.commands import arguments
-from scripts.series import affected_kernels, clone, features, file_reach, ground, landed, places
+from scripts.series import affected_kernels, clone, features, file_reach, ground, places
+from scripts.series.upstream import landed
 from scripts.source import kernel_set
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def _of_one(options: argparse.Namespace) -> None:
             told = features.read(places.of(loaded).own)
             found = file_reach.find(repository, applied.commit, file, patches, told, layout.ROOT)
             _tell_file(found, loaded, patches, told, as_json=options.json)
+        elif len(ends) > 1:
+            raise SeriesError(f"{file} is {', '.join(ends)} in the tree; name one of them.")
         elif "/" not in options.patch or options.patch.endswith(".patch"):
             _reach(loaded, patches, applied, options)
         else:
@@ -180,7 +183,7 @@ def _reach(loaded: Matrix, patches: Series, applied: Tree, options: argparse.Nam
     repository = Repository(applied.root, SeriesError)
     commit = repository.commits(applied.base, applied.commit)[place]
     base = ground.upstream_of(repository, applied.base)
-    reached = affected_kernels.reach(repository, base, commit, patch, layout.ROOT)
+    reached = affected_kernels.reach(repository, base, commit, patch, layout.ROOT, patches.own.contents)
     words = ",".join(kernel_set.spell_kernels(reached.kernels)) if reached.kernels else ""
     by_target = {
         target.name: [k.name for k in target.kernels if k in reached.kernels] for target in loaded.targets

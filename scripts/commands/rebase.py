@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 from scripts.base import console, files, layout
 from scripts.base.errors import SeriesError, UsageError
 from scripts.commands import arguments
-from scripts.series import clone, move, places, rebase_state, rebase_status, tree, upstream_words
-from scripts.series.rebase import Rebase
+from scripts.series import clone, places, tree
+from scripts.series.rebase import state as rebase_state
+from scripts.series.rebase import status as rebase_status
+from scripts.series.rebase.steps import Rebase
+from scripts.series.upstream import move
+from scripts.series.upstream import words as upstream_words
 from scripts.source import releases, upstream
 from scripts.wheels.compiling.ninja import compile_alone
 
 if TYPE_CHECKING:
     import argparse
 
-    from scripts.series.rebase_state import Report
+    from scripts.series.rebase.state import Report
     from scripts.source.matrix import Matrix
 
 _CHOICES = "VERSION (2.8.3.post2, a tag, a commit, or latest), --continue, --use-remembered, --skip, --abort"
@@ -67,12 +71,15 @@ def _run(options: argparse.Namespace) -> None:
     if not any(chosen):
         _tell_standing(rebase, loaded, as_json=options.json)
         return
+    before = layout.MATRIX.read_bytes()
     try:
         with files.alone(layout.BUILD):
             report = _run_rebase(rebase, loaded, options)
     except KeyboardInterrupt:
         if not rebase.under_way:
-            options.interrupted = "interrupted; nothing was changed, and no rebase is under way."
+            same = layout.MATRIX.read_bytes() == before
+            what = "nothing was changed" if same else "wheel_matrix.toml and the series were written"
+            options.interrupted = f"interrupted; {what}, and no rebase is under way."
         raise
     if report is None:
         console.result({"aborted": True}) if options.json else None
@@ -159,7 +166,7 @@ def _tell(report: Report, loaded: Matrix) -> None:
         console.note(f"{loaded.table.own}/{name}: changed, as resolutions have it")
     console.note(report.submodule)
     package = loaded.upstream.package
-    if lines := upstream_words.lines(report.upstream, [d.patch for d in report.done], package):
+    if lines := upstream_words.lines(report.upstream, report.series, package):
         console.step(f"What upstream changed in {report.new}, whether a patch conflicted or not")
         for line in lines:
             console.note(line)

@@ -29,6 +29,9 @@ _PARAMETERS = 0x0A  # of .nv.info.KERNEL: where its parameters lie
 # Bank 0 has the parameters, which hold nothing before a launch.
 _OF_KERNEL = re.compile(r"\.(text|rela?\.text|nv\.info|nv\.shared|nv\.constant[1-9]\d*)\.(.+)")
 
+# What variables of the module hold at first, __constant__ and __device__; any kernel of it may read them.
+_OF_ALL = re.compile(r"\.nv\.(global\.init|constant[1-9]\d*)")
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -170,7 +173,7 @@ class Executed:
     """All of a kernel that a GPU runs."""
 
     text: bytes
-    beside: str  # registers, stack, shared memory, constants, and what is filled in when it is loaded
+    beside: str  # registers, stack, shared memory, constants, tables, what is filled in when it is loaded
     parameters: range  # where its parameters lie in constant bank 0, in bytes
 
 
@@ -180,9 +183,12 @@ def executed(cubin: ELFFile) -> dict[str, Executed]:
     code: dict[str, bytes] = {}
     parameters: dict[str, range] = {}
     beside: dict[str, list[object]] = {}
+    of_all: list[object] = []
     for section in cubin.iter_sections():
         found = _OF_KERNEL.fullmatch(section.name)
         if not found:
+            if _OF_ALL.fullmatch(section.name):
+                of_all.append((section.name, section.data()))
             continue
         kind, name = found.groups()
         told = beside.setdefault(name, [])
@@ -197,7 +203,12 @@ def executed(cubin: ELFFile) -> dict[str, Executed]:
     return {
         name: Executed(
             text,
-            repr((sorted(beside[name], key=repr), [info.get(name, {}).get(a) for a in (_REGISTERS, _FRAME)])),
+            repr(
+                (
+                    sorted([*beside[name], *of_all], key=repr),
+                    [info.get(name, {}).get(a) for a in (_REGISTERS, _FRAME)],
+                )
+            ),
             parameters.get(name, range(0)),
         )
         for name, text in code.items()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import export, forecast, ground, lint, tree
+from scripts.series import export, ground, lint, tree
+from scripts.series.upstream import forecast
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -237,7 +237,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Files:
-    """The files of two wheels that are no compiled code, and that differ; by name, without the version."""
+    """The files of two wheels that differ, by name, without the version; compiled ones that one lacks."""
 
     changed: tuple[str, ...]
     gone: tuple[str, ...]
@@ -262,7 +262,9 @@ def files(old: Contents, new: Contents) -> Files:
 def _told(wheel: Contents) -> dict[str, bytes]:
     version, compiled = wheel.version.encode(), wheel.extensions
     return {
-        name.replace(f"-{wheel.version}.dist-info/", ".dist-info/"): content.replace(version, b"VERSION")
+        name.replace(f"-{wheel.version}.dist-info/", ".dist-info/"): (
+            b"" if name in compiled else content.replace(version, b"VERSION")
+        )
         for name, content in wheel.files.items()
-        if name not in compiled and not name.endswith(_PROVENANCE) and _SBOMS not in name
+        if not name.endswith(_PROVENANCE) and _SBOMS not in name
     }

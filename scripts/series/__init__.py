@@ -1,1 +1,1 @@
-"""The patches, as files and as commits: apply, export, check, and move them to another release."""
+"""The patches, as files and as commits: apply, export, edit and check them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from scripts.series import guards
 from scripts.source.kernel_set import ALL_KERNELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from scripts.base.git import Repository
@@ -25,16 +26,28 @@ _SOURCES = "csrc/flash_attn"
 def includes(repository: Repository, commit: str) -> dict[str, frozenset[str]]:
     """For every source of upstream's and ours the sources that it includes, directly."""
     names = repository.files(commit, _SOURCES)
-    by_name = {name.rsplit("/", 1)[-1]: name for name in names}
     included = {}
     for name in names:
         if name.endswith((".h", ".cu", ".cpp", ".cuh")):
             text = repository.read(f"{commit}:{name}").decode("utf-8", errors="replace")
             listed = re.findall(r'^\s*#\s*include\s*[<"]([^">]+)[">]', text, re.MULTILINE)
-            included[name] = frozenset(
-                by_name[i.rsplit("/", 1)[-1]] for i in listed if i.rsplit("/", 1)[-1] in by_name
-            )
+            included[name] = frozenset(_meant(name, said, names) for said in listed) - {""}
     return included
+
+
+def _meant(by: str, said: str, names: Sequence[str]) -> str:
+    """The source that a file includes, beside it if there is one; empty: none of these.
+
+    >>> names = ["csrc/a/s.h", "csrc/b/s.h", "csrc/c.h"]
+    >>> [_meant("csrc/b/x.cpp", said, names) for said in ("s.h", "a/s.h", "../c.h", "cute/c.h", "vector")]
+    ['csrc/b/s.h', 'csrc/a/s.h', 'csrc/c.h', 'csrc/c.h', '']
+    """
+    beside = posixpath.normpath(posixpath.join(posixpath.dirname(by), said))
+    if beside in names:
+        return beside
+    last = posixpath.basename(said)
+    fitting = [name for name in names if posixpath.basename(name) == last]
+    return next((name for name in fitting if name.endswith(f"/{said}")), fitting[0] if fitting else "")
 
 
 def _reach(graph: dict[str, frozenset[str]], start: str) -> set[str]:
@@ -70,7 +83,7 @@ class Reach:
     """What a patch touches and reaches."""
 
     upstream: tuple[str, ...]  # FILE:FIRST-LAST of the pinned release
-    own: tuple[str, ...]  # files that are not upstream's
+    own: tuple[str, ...]  # files of ours that it adds, or that its lines name
     kernels: tuple[Kernel, ...]  # whose objects may be others with it
     binding: bool  # whether what is compiled for each torch and Python may be
     tests: tuple[str, ...]  # of its guards, and those that its message names
@@ -103,7 +116,9 @@ def tests(patch: Patch, root: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def reach(repository: Repository, base: str, commit: str, patch: Patch, root: Path) -> Reach:
+def reach(
+    repository: Repository, base: str, commit: str, patch: Patch, root: Path, ours: Iterable[str] = ()
+) -> Reach:
     """What a patch of the series reaches.
 
     Args:
@@ -112,13 +127,15 @@ def reach(repository: Repository, base: str, commit: str, patch: Patch, root: Pa
         commit: the patch's.
         patch: as it was read.
         root: of this repository, in which tests are looked for.
+        ours: our own files, by their paths in the tree.
     """
     before = frozenset(repository.files(base))
-    own = tuple(change.path for change in patch.files if change.path not in before)
+    added = [change.path for change in patch.files if change.path not in before]
+    called = [path for path in ours if patch.calls(path)]
     binding = any(change.path.startswith(_SOURCES) or change.path.endswith(".py") for change in patch.files)
     return Reach(
         tuple(_places(repository, base, commit)),
-        own,
+        tuple(dict.fromkeys((*added, *called))),
         kernels(repository, f"{commit}^", commit),
         binding,
         tests(patch, root),

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base.errors import SeriesError
-from scripts.base.git import Repository
-from scripts.series import ground, landed, restack
+from scripts.series import ground, restack
 from scripts.series import own as own_files
-from scripts.series.kept_commits import PUBLISHED
+from scripts.series.kept_commits import PUBLISHED, published
+from scripts.series.upstream import landed
 
 if TYPE_CHECKING:
+    from scripts.base.git import Repository
     from scripts.series.model import Series
     from scripts.series.tree import Tree
     from scripts.source.matrix_tables import Upstream
@@ -64,7 +65,7 @@ def make(
     Raises:
         SeriesError: the branch cannot be made; see :func:`whole`, :func:`alone` and :func:`set_branch`.
     """
-    place = series.named(asked.patch) if asked.patch else None
+    place = None if asked.patch is None else series.named(asked.patch)
     _require_name(repository, asked.name)
     if applied.root.resolve() != repository.root:
         repository.run("fetch", "--quiet", "--no-tags", str(applied.root), applied.commit)
@@ -155,9 +156,7 @@ def alone(repository: Repository, series: Series, applied: Tree, upstream: str, 
 def _picked(repository: Repository, upstream: str, commit: str, name: str) -> str:
     """A commit on another, by a merge as of ``git cherry-pick``, in a clone that goes again."""
     with tempfile.TemporaryDirectory(prefix="fa2-branch-") as folder:
-        copy = Repository(Path(folder) / "source", SeriesError)
-        options = ("--quiet", "--shared", "--no-checkout")
-        repository.run("clone", *options, str(repository.root), str(copy.root), writes=False)
+        copy = repository.shared_copy(Path(folder) / "source")
         copy.run("checkout", "--quiet", "--detach", upstream)
         status, _, told = copy.attempt("cherry-pick", "--allow-empty", commit)
         if status != 0:
@@ -174,6 +173,8 @@ def _picked(repository: Repository, upstream: str, commit: str, name: str) -> st
 def _require_name(repository: Repository, name: str) -> None:
     if repository.attempt("check-ref-format", "--branch", name)[0] != 0 or name in ("HEAD", "@"):
         raise SeriesError(f"{name!r} is no name for a branch.")
+    if repository.attempt("show-ref", "--quiet", "--verify", f"refs/tags/{name}")[0] == 0:
+        raise SeriesError(f"{name} is a tag of the tree, and git push would stop at two; take another name.")
     worktrees = repository.run("worktree", "list", "--porcelain", writes=False).splitlines()
     if f"branch refs/heads/{name}" in worktrees:
         raise SeriesError(f"the branch {name} is checked out in {repository.root}; take another name.")
@@ -183,7 +184,7 @@ def set_branch(repository: Repository, name: str, commit: str, *, force: bool = 
     """Make a branch hold a commit; whether it did not before.
 
     Raises:
-        SeriesError: it has commits that the new one lacks.
+        SeriesError: it has commits that the new one lacks, or another branch is in its way.
     """
     ref = f"refs/heads/{name}"
     status, known, _ = repository.attempt("rev-parse", "--verify", "--quiet", ref)
@@ -195,6 +196,19 @@ def set_branch(repository: Repository, name: str, commit: str, *, force: bool = 
                 f"the branch {name} in {repository.root} has commits that the new one lacks:\n{ahead}\n"
                 "--force replaces it; or take another name."
             )
-    repository.run("update-ref", "-m", "export: the series", ref, commit, known or "0" * 40)
-    repository.run("update-ref", f"{PUBLISHED}/{name}", commit)
+    _forget_deleted(repository)
+    noted = f"{PUBLISHED}/{name}"  # first: commits of a branch that is not noted would be somebody's work
+    for options in ((noted, commit), ("-m", "export: the series", ref, commit, known or "0" * 40)):
+        status, _, told = repository.attempt("update-ref", *options)
+        if status != 0:
+            raise SeriesError(
+                f"the branch {name} cannot be made: {told.strip().splitlines()[-1]}. Take another name."
+            )
     return known != commit
+
+
+def _forget_deleted(repository: Repository) -> None:
+    """Drop the notes of branches that somebody deleted: their names may be in a new one's way."""
+    for name in published(repository):
+        if repository.attempt("show-ref", "--quiet", "--verify", f"refs/heads/{name}")[0] != 0:
+            repository.run("update-ref", "-d", f"{PUBLISHED}/{name}")

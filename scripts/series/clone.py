@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console, files, layout
-from scripts.series import model, places, rebase_state, tree
+from scripts.series import model, places, tree
+from scripts.series.rebase import state as rebase_state
 from scripts.source import upstream
 
 if TYPE_CHECKING:

@@ -19,15 +19,14 @@ from scripts.series import (
     kept_commits,
     marker,
     model,
-    move,
-    rebase_help,
-    remembered,
-    resolution,
     uncommitted,
+    unfinished,
 )
-from scripts.series import tree as work_tree
 from scripts.series.edit_state import Edit, Words
 from scripts.series.places import command
+from scripts.series.rebase import help as rebase_help
+from scripts.series.rebase import remembered, resolution
+from scripts.series.upstream import move
 
 _BEFORE = "refs/series/before-edit"  # HEAD of the last edit's beginning
 
@@ -35,7 +34,7 @@ _BEFORE = "refs/series/before-edit"  # HEAD of the last edit's beginning
 def usable(root: Path, patches: Path) -> bool:
     """Whether a tree with commits that are in no patch yet can be edited on, as after another edit."""
     applied = marker.read_marker(root) if root.is_dir() else None
-    if applied is None or not applied.pin or work_tree.unfinished(root):
+    if applied is None or not applied.pin or unfinished.in_words(root):
         return False
     repository = Repository(root, SeriesError)
     return (
@@ -158,7 +157,7 @@ class Editing:
     def _fold(self, edit: Edit) -> str:
         """The commit of the edited patch with what was changed."""
         repository, name, refresh = self.repository, edit.name, self.words.refresh
-        if operation := work_tree.in_progress(self.root):
+        if operation := unfinished.in_progress(self.root):
             raise ActionNeeded(f"{self.root} is in the middle of a {operation}; finish it, then {refresh}.")
         head = repository.resolve("HEAD")
         parent = repository.resolve(f"{edit.commit}^")
@@ -248,9 +247,7 @@ class Editing:
 
     def _space(self, edit: Edit) -> move.Workspace:
         base = self.repository.resolve(f"{edit.patches[0][1]}^")
-        return move.Workspace(
-            self.repository, base, edit.tip, base, "the series before", "the changed series"
-        )
+        return move.Workspace(self.repository, base, edit.tip, base, "the changed series")
 
     def _stop(self, edit: Edit) -> resolution.Stop:
         name, commit = edit.patches[edit.next]

@@ -22,6 +22,7 @@ from scripts.series import (
     own_tree,
     tree,
     uncommitted,
+    unfinished,
 )
 from scripts.series import own as own_files
 from scripts.series.own import OwnFiles
@@ -148,6 +149,8 @@ def export(
     there = formatting.split(repository, base, contents)
     if not there.patches and (applied.patches or not own):
         raise SeriesError(f"{root} has no commit that changes a file of upstream's; nothing was exported.")
+    if kept := unfinished.held_elsewhere(repository, model.digests(folder).keys() - there.patches):
+        raise SeriesError(f"{kept}; nothing was exported.")
     different = (
         _differences(folder, there.patches)
         if (folder / listing.LISTING).is_file()
@@ -233,8 +236,8 @@ def _exportable(repository: Repository, own: Path | None) -> Applied:
     root = repository.root
     if not repository.is_top_level():
         raise SeriesError(f"{root} is no work tree of the series; {command('apply', root)} makes it.")
-    if told := tree.unfinished(root):
-        raise SeriesError(f"{told}.")
+    if told := unfinished.in_words(root) or unfinished.off_branch(repository):
+        raise SeriesError(f"{told}; nothing was exported.")
     applied = marker.read_marker(root)
     if applied is None or not applied.pin:
         raise SeriesError(f"{root} is nothing that nox -s apply of this version made; nothing was exported.")
@@ -266,16 +269,7 @@ def _remember(
     head = repository.resolve("HEAD")
     if (there.base, head) != (applied.base, applied.commit) or there.tip != head:
         with tempfile.TemporaryDirectory(prefix="fa2-export-") as temporary:
-            copy = Repository(Path(temporary) / "source", SeriesError)
-            repository.run(
-                "clone",
-                "--quiet",
-                "--shared",
-                "--no-checkout",
-                str(repository.root),
-                str(copy.root),
-                writes=False,
-            )
+            copy = repository.shared_copy(Path(temporary) / "source")
             copy.run("checkout", "--quiet", "--detach", there.base)
             if there.patches:
                 copy.run(*tree.AM, *(str(folder.resolve() / name) for name in there.patches))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from scripts.base.git import Repository
     from scripts.series.features import Features
-    from scripts.series.model import Patch, Series
+    from scripts.series.model import Series
     from scripts.source.kernel_set import Kernel
 
 
@@ -66,8 +66,7 @@ def _hooks(series: Series, graph: dict[str, frozenset[str]], path: str) -> tuple
     seen, level = {path}, [path]
     while level:
         named = {
-            patch.name: next((name for name in level if own.naming(name).search(_added(patch))), None)
-            for patch in series.patches
+            patch.name: next((name for name in level if patch.calls(name)), None) for patch in series.patches
         }
         if hooks := [Hook(patch, "" if name == path else name) for patch, name in named.items() if name]:
             return tuple(hooks)
@@ -78,11 +77,6 @@ def _hooks(series: Series, graph: dict[str, frozenset[str]], path: str) -> tuple
         ]
         seen.update(level)
     return ()
-
-
-def _added(patch: Patch) -> str:
-    """The lines that a patch adds."""
-    return "\n".join(re.findall(r"(?m)^\+(?!\+\+ )(.*)", patch.content.decode()))
 
 
 def _uses(name: str, content: bytes, graph: dict[str, frozenset[str]], path: str) -> bool:

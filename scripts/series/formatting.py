@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base.errors import SeriesError
-from scripts.series import ground, model, restack
+from scripts.series import ground, mail, model, restack
 from scripts.series.places import command
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def refuse_own_commits(repository: Repository, applied: Applied) -> None:
             )
 
 
-def split(repository: Repository, base: str, own: Mapping[str, bytes] | None, tip: str = "HEAD") -> Split:
+def split(repository: Repository, base: str, own: Mapping[str, bytes] | None) -> Split:
     """Tell commits apart: patches of upstream's files, on a commit of our own files.
 
     A commit of our own files alone is no patch.
@@ -102,17 +102,16 @@ def split(repository: Repository, base: str, own: Mapping[str, bytes] | None, ti
         repository: a tree.
         base: what the commits stand on.
         own: our own files as they are at the end; None: they are not told apart, and patches add them.
-        tip: the last commit.
 
     Raises:
         SeriesError: a commit can be no patch, or its message lacks what one needs; it names the commit.
     """
     if own is None:
-        return Split(base, repository.resolve(tip), {}, exported_patches(repository, base, tip))
-    _require_patches(repository, base, tip)
+        return Split(base, repository.resolve("HEAD"), {}, exported_patches(repository, base))
+    _require_patches(repository, base, "HEAD")
     upstream = ground.upstream_of(repository, base)
     theirs = frozenset(repository.files(upstream))
-    stack = restack.only(restack.layers(repository, base, tip), theirs.__contains__)
+    stack = restack.only(restack.layers(repository, base), theirs.__contains__)
     made, last = restack.write(repository, upstream, own, stack)
     return Split(made, last, own, _patches_of(repository, made, last))
 
@@ -122,6 +121,11 @@ def _without_numbers(repository: Repository, numbered: list[Path]) -> list[str]:
     names: list[str] = []
     for path in numbered:
         name = re.sub(r"^\d+-", "", path.name)
+        if name.startswith("."):
+            raise SeriesError(
+                f"{repository.root}: the subject of patch {len(names) + 1} gives no name for a file "
+                f"({name}); begin it with a letter (git rebase -i, and reword)."
+            )
         if name in names:
             raise SeriesError(
                 f"{repository.root}: two commits would be {name}; give one of them another subject (git "
@@ -144,14 +148,15 @@ def exported_patches(repository: Repository, base: str, tip: str = "HEAD") -> di
 
 def _patches_of(repository: Repository, base: str, tip: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="fa2-export-") as folder:
-        names = format_patches(repository, base, Path(folder), tip)
-        for name in names:
-            try:
-                model.parse_patch(Path(folder) / name)
-            except SeriesError as e:
-                fault = re.sub(r"^.*\.patch:\d+: ", "", str(e))
-                raise SeriesError(
-                    f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i "
-                    "and reword.)"
-                ) from e
-        return {name: (Path(folder) / name).read_bytes() for name in names}
+        paths = [Path(folder) / name for name in format_patches(repository, base, Path(folder), tip)]
+        try:
+            mail.require_same(repository, base, tip, paths)
+            for path in paths:
+                model.parse_patch(path)
+        except SeriesError as e:
+            name, fault = re.sub(r"^.*/([^/]*\.patch):\d+: ", r"\1\n", str(e)).split("\n", 1)
+            raise SeriesError(
+                f"{repository.root}: the commit of {name}: {fault} (git commit --amend, or git rebase -i "
+                "and reword.)"
+            ) from e
+        return {path.name: path.read_bytes() for path in paths}

@@ -18,6 +18,10 @@ PUBLISHED = "refs/published"
 
 
 REPLACED = "refs/replaced/*"  # all that are kept
+# What was kept before, and by edits that were dropped, whose last words name them.
+_KEEP_THEIR_NAMES = (REPLACED, "refs/series/aborted/*", "refs/series/moved/*")
+# Without the second, git leaves out without a word what stands on a history that is not there.
+_FETCH = ("--quiet", "--update-shallow", "--no-tags")
 
 
 def place(kind: str) -> str:
@@ -57,10 +61,10 @@ def keep_commits(repository: Repository, old: Path, name: Path | None = None) ->
     kept_under = place("replaced")
     former = Repository(old, SeriesError)
     if loose := loose_commit(former):
-        former.run("update-ref", "refs/heads/uncommitted", loose)
+        former.run("update-ref", "refs/uncommitted", loose)
         console.warn(
             f"{name or old} had changes that were not committed; they are kept as the commit "
-            f"{kept_under}/heads/uncommitted"
+            f"{kept_under}/uncommitted"
         )
     for number, stash in enumerate(former.run("stash", "list", "--format=%H", writes=False).split()):
         former.run("update-ref", f"refs/stashes/{number}", stash)
@@ -69,34 +73,40 @@ def keep_commits(repository: Repository, old: Path, name: Path | None = None) ->
     )
     for number, head in enumerate(linked):
         former.run("update-ref", f"refs/linked/{number}", head)
-    names = (
-        ("HEAD", "HEAD"),
-        ("refs/heads/*", "heads/*"),
-        ("refs/stashes/*", "stashes/*"),
-        ("refs/linked/*", "linked/*"),
-    )
-    heads = [f"+{name}:{kept_under}/{kept}" for name, kept in names]
-    status, _, err = repository.attempt("fetch", "--quiet", "--no-tags", str(old), *heads)
+    names = ("heads/*", "stashes/*", "linked/*", "tags/*", *(["uncommitted"] if loose else []))
+    heads = [f"+HEAD:{kept_under}/HEAD", *(f"+refs/{name}:{kept_under}/{name}" for name in names)]
+    heads += [f"+{name}:{name}" for name in _KEEP_THEIR_NAMES]
+    status, _, err = repository.attempt("fetch", *_FETCH, str(old), *heads)
     if status != 0:
         raise SeriesError(f"{old}: its commits could not be taken over, so it was left as it is:\n{err}")
-    repository.attempt(
-        "fetch",
-        "--quiet",
-        "--no-tags",
-        str(old),
-        f"+refs/tags/*:{kept_under}/tags/*",
-        "+refs/replaced/*:refs/replaced/*",
-    )
     _keep_published(repository, former)
     return kept_under
 
 
+def published(repository: Repository) -> list[str]:
+    """The names of the branches of the series that were made, whether they are still there or not."""
+    options = ("--format=%(refname:lstrip=2)", PUBLISHED)
+    return repository.run("for-each-ref", *options, writes=False).splitlines()
+
+
+def checked_out(repository: Repository, known: str) -> str:
+    """That HEAD is such a branch and not the tree's own, in words; empty where it is none.
+
+    ``known``: the tree's last commit.
+    """
+    root, (_, branch, _) = repository.root, repository.attempt("symbolic-ref", "--quiet", "--short", "HEAD")
+    if branch.strip() not in published(repository):
+        return ""
+    there = ("--points-at", known, "--format=%(refname:short)", "refs/heads")
+    back = repository.run("for-each-ref", *there, writes=False).splitlines() or [known[:12]]
+    return f"{root} has {branch} checked out, which nox -s export made; git -C {root} checkout {back[0]}"
+
+
 def _keep_published(repository: Repository, former: Repository) -> None:
     """Take over the branches of the series, with what stands on them."""
-    names = former.run("for-each-ref", "--format=%(refname:lstrip=2)", PUBLISHED, writes=False).split()
-    for name in names:
+    for name in published(former):
         refs = (f"+refs/heads/{name}:refs/heads/{name}", f"+{PUBLISHED}/{name}:{PUBLISHED}/{name}")
-        repository.attempt("fetch", "--quiet", "--no-tags", str(former.root), *refs)
+        repository.attempt("fetch", *_FETCH, str(former.root), *refs)
 
 
 def put_in_place(work: Path, root: Path) -> None:

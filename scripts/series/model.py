@@ -19,7 +19,7 @@ from unidiff.patch import PatchSet
 
 from scripts.base import git
 from scripts.base.errors import SeriesError
-from scripts.series import listing
+from scripts.series import listing, mail
 from scripts.series import own as own_files
 from scripts.series.own import OwnFiles
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 STATUSES = "Pending, Submitted [where], Backport [commit] or Inappropriate [why]"
 _STATUS = re.compile(r"Pending|(Submitted|Backport|Inappropriate) \[[^\]\s][^\]]*\]")
-_TRAILER = re.compile(r"(Upstream-Status|Feature|Long|Guard): *(.*)")
+TRAILERS = ("Upstream-Status", "Feature", "Long", "Guard")
+_TRAILER = re.compile(rf"({'|'.join(TRAILERS)}): *(.*)")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,19 @@ class Patch:
     def sha256(self) -> str:
         """Of the file's bytes."""
         return hashlib.sha256(self.content).hexdigest()
+
+    def calls(self, path: str) -> bool:
+        """Whether lines that it adds to files of the same language name a file of ours."""
+        _, *rest = re.split(r"(?m)^\+\+\+ b/(.*)$", self.content.decode())
+        is_python = path.endswith(".py")
+        files = zip(rest[::2], rest[1::2], strict=True)
+        added = [
+            line
+            for name, diff in files
+            if name.endswith(".py") == is_python
+            for line in re.findall(r"(?m)^\+(.*)", diff)
+        ]
+        return own_files.naming(path).search("\n".join(added)) is not None
 
     @property
     def short(self) -> str:
@@ -161,17 +175,10 @@ def parse_patch(path: Path) -> Patch:
             f"{path}:1: no Subject; patches are mail files written by git format-patch (nox -s export writes "
             "them)."
         )
-    head, _, payload = text.partition("\n\n")
-    body, separator, diff = f"\n{payload}".partition("\n---\n")
-    body = body.removeprefix("\n")
-    if not separator or "\ndiff --git " not in "\n" + diff:
-        raise SeriesError(
-            f"{path}:{text.count(chr(10)) + 1}: no diff after the message, or a line '---' within the "
-            "message."
-        )
+    head = text.partition("\n\n")[0]
+    body, start = _message(path, text, len(head) + 2)
     first = head.count("\n") + 3  # the line that the message's body starts in
     prose, trailers = _prose_and_trailers(path, body, first)
-    start = text.index("diff --git ", len(head) + len(body))
     return Patch(
         path.name,
         text.encode(),
@@ -185,27 +192,52 @@ def parse_patch(path: Path) -> Patch:
     )
 
 
+def _message(path: Path, text: str, begin: int) -> tuple[str, int]:
+    """The message's body, which begins at a place of a patch's text, and the place of the diff.
+
+    Raises:
+        SeriesError: there is no diff, or git would end the message before it.
+    """
+    start = text.find("\ndiff --git ", begin - 1) + 1
+    end = mail.BREAK.search(text, begin)
+    rest = text.find("\n---\n", begin - 1)
+    if not start or rest < 0 or end is None:
+        raise SeriesError(f"{path}:{text.count(chr(10)) + 1}: no diff after the message.")
+    line = text.count("\n", 0, end.start()) + 1
+    if end[0] != "---":
+        raise SeriesError(f"{path}:{line}: git ends the message at the line {end[0]!r}; write it otherwise.")
+    between = text[end.end() : text.index("\ndiff --git ", end.start()) + 1]
+    if any(not one.startswith(" ") for one in between.split("\n") if one):  # git's own are of its table
+        raise SeriesError(f"{path}:{line}: the line '---' hides what follows it in the message; take it out.")
+    return text[begin : end.start()].removesuffix("\n"), start
+
+
 def _prose_and_trailers(path: Path, body: str, first: int) -> tuple[str, dict[str, list[tuple[int, str]]]]:
     """A message's text, and the lines and values of its trailers by name.
 
     ``first`` is the line that it starts in.
     """
-    trailers: dict[str, list[tuple[int, str]]] = {
-        "Upstream-Status": [],
-        "Feature": [],
-        "Long": [],
-        "Guard": [],
-    }
-    prose = []
-    for number, line in enumerate(body.split("\n"), first):
-        if match := _TRAILER.fullmatch(line):
-            trailers[match[1]].append((number, match[2].strip()))
-        elif any(trailers.values()) and line.strip() and not re.match(r"[\w-]+: ", line):
-            raise SeriesError(
-                f"{path}:{number}: text after the trailers; they are the message's last paragraph."
-            )
-        else:
-            prose.append(line)
+    trailers: dict[str, list[tuple[int, str]]] = {name: [] for name in TRAILERS}
+    lines = body.rstrip().split("\n")
+    last = max((number for number, line in enumerate(lines, 1) if not line.strip()), default=0)  # before them
+    found = [number for number, line in enumerate(lines) if _TRAILER.fullmatch(line)]
+    others = [n for n, line in enumerate(lines) if not re.match(r"[\w-]+: ?|\s*$", line)]
+    if found and (after := [n for n in others if n > found[0]]):
+        raise SeriesError(
+            f"{path}:{first + after[0]}: text after the trailers; they are the message's last paragraph."
+        )
+    if found and found[0] < last:
+        raise SeriesError(
+            f"{path}:{first + found[0]}: trailers in two paragraphs; put them all into the last one."
+        )
+    if found and (before := [n for n in others if n >= last]):
+        raise SeriesError(
+            f"{path}:{first + before[0]}: text beside the trailers; put an empty line before these."
+        )
+    for number in found:
+        if match := _TRAILER.fullmatch(lines[number]):
+            trailers[match[1]].append((first + number, match[2].strip()))
+    prose = (line for number, line in enumerate(lines) if number not in found)
     return "\n".join(prose).strip(), trailers
 
 

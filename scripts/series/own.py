@@ -247,6 +247,11 @@ def remove(folder: Path, name: str) -> None:
     path = folder / name
     with suppress(FileNotFoundError, NotADirectoryError):
         path.unlink()
+    remove_empty(folder, path)
+
+
+def remove_empty(folder: Path, path: Path) -> None:
+    """Delete the folders of a path below a folder that are empty."""
     for parent in path.parents:
         if parent == folder or (parent.is_dir() and any(parent.iterdir())):
             break

@@ -74,8 +74,7 @@ def _runner(series: Series, tree: Commits, check: Check, folder: Path) -> Callab
     names = [_BASE, *(p.name for p in series.patches)]
     origin = Repository(tree.root, SeriesError)
     commits = [tree.base, *origin.commits(tree.base, tree.commit)]
-    origin.run("clone", "--quiet", "--shared", "--no-checkout", str(tree.root), str(folder), writes=False)
-    repository = Repository(folder, SeriesError)
+    repository = origin.shared_copy(folder)
 
     def run(place: int) -> Run:
         repository.run("checkout", "--quiet", "--force", "--detach", commits[place])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from scripts.base import console
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import carry, edit_state, ground, kept_commits, uncommitted
+from scripts.series import carry, ground, kept_commits, mail, uncommitted, unfinished
 from scripts.series.marker import pin_key, read_marker, write_marker
 from scripts.series.places import command
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scripts.source import upstream
     from scripts.source.matrix_tables import Upstream
 
-AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr")
+AM = ("am", "--quiet", "--no-3way", "--committer-date-is-author-date", "--keep-cr", mail.KEEP)
 
 
 @dataclass(frozen=True)
@@ -74,28 +74,6 @@ class Tree(Commits):
     kernel_sources: str  # the same of what kernel files can include: all but the binding's own files
 
 
-def in_progress(root: Path) -> str | None:
-    """The operation of git's that was not finished in a work tree."""
-    names = {
-        "rebase-merge": "rebase",
-        "rebase-apply": "am or rebase",
-        "CHERRY_PICK_HEAD": "cherry-pick",
-        "REVERT_HEAD": "revert",
-        "MERGE_HEAD": "merge",
-    }
-    return next((what for name, what in names.items() if (root / ".git" / name).exists()), None)
-
-
-def unfinished(root: Path) -> str | None:
-    """That an operation was not finished, and what to do about it, in words."""
-    if edit_state.under_way(root):
-        words = edit_state.Words(root)
-        return f"{root} is in the middle of an edit of a patch; {words.refresh}, or {words.abort}"
-    operation = in_progress(root)
-    how = "finish it there (git status tells how), or abort it"
-    return f"{root} is in the middle of a {operation}; {how}" if operation else None
-
-
 def try_patch(repository: Repository, path: Path) -> tuple[int, str]:
     """Whether git could apply a patch to the work tree, and what it says of each hunk.
 
@@ -125,7 +103,7 @@ def _prove_exact(repository: Repository, path: Path) -> None:
 def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     """What is in a tree and in no patch, in words; None when it may be replaced."""
     root = repository.root
-    if told := unfinished(root):
+    if told := unfinished.in_words(root):
         return told
     if changed := uncommitted.changes(repository):
         return f"{root} has changes that are in no patch:\n{changed}\nCommit them there"
@@ -138,10 +116,14 @@ def _work_at_stake(repository: Repository, applied: Applied) -> str | None:
     linked = "\n".join(f"    linked work tree {p.name}" for p in (root / ".git/worktrees").glob("*"))
     if kept := f"{repository.run('stash', 'list', writes=False)}{linked}":
         return f"{root} has stashes or linked work trees:\n{kept}"
-    if head != known:
-        count = len(repository.commits(head, known))
-        return f"{root} lacks the last {count} of the commits that nox -s apply made (git reset?)"
-    return None
+    if head == known:
+        return None
+    count = len(repository.commits(head, known))
+    return (
+        kept_commits.checked_out(repository, known)
+        or unfinished.off_branch(repository)
+        or f"{root} lacks the last {count} of the commits that nox -s apply made (git reset?)"
+    )
 
 
 def _keep_or_drop(root: Path) -> str:
@@ -177,7 +159,7 @@ def _reuse(series: Series, pin: Upstream, root: Path, *, reset: bool) -> Tree | 
         raise SeriesError(f"{root} is nothing that nox -s apply made; move it away, or delete it.")
     seen = _moment(root)
     if stake := _work_at_stake(finished, applied):
-        raise SeriesError(f"{stake}." if unfinished(root) else f"{stake}. {_keep_or_drop(root)}.")
+        raise SeriesError(f"{stake}." if unfinished.in_words(root) else f"{stake}. {_keep_or_drop(root)}.")
     digest = series.digest(applied.base)  # of a base with the own files that the tree was made of
     if (applied.pin, applied.own, applied.digest) != (pin_key(pin), series.own.digests, digest):
         return None

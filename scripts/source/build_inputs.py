@@ -6,9 +6,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import tarfile
     from collections.abc import Iterable
-    from pathlib import Path
 
 CUTLASS = "csrc/cutlass"
 # Of csrc, what upstream's MANIFEST.in names; git has more (.inl).
@@ -47,12 +45,3 @@ def select(paths: Iterable[str], package: str | None = None) -> list[str]:
     pure = [PurePosixPath(p) for p in paths]
     packages = frozenset(p.parent for p in pure if p.name == "__init__.py")
     return sorted(str(p) for p in pure if is_build_input(p, packages))
-
-
-def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Write a file, with one mode.
-
-    Some are executable in one archive and not in the other, and the mode is part of a commit.
-    """
-    member.mode = 0o644
-    tar.extract(member, target, filter="data")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import httpx2
 from unearth.errors import UnpackError
 
-from scripts.base import console
+from scripts.base import archives, console
 from scripts.base.errors import UpstreamError
 from scripts.base.fetch import OtherContentError, fetch, sha256
 from scripts.base.pip import PipConfig
@@ -88,9 +88,7 @@ def extract(archive: Path, target: Path, package: str | None = None) -> None:
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(archive.read_bytes()))) as tar:
         members = {place + m.name.partition("/")[2]: m for m in tar.getmembers() if m.isfile()}
         for name in build_inputs.select(members, package):
-            member = members[name]
-            member.name = name
-            build_inputs.extract(tar, member, target)
+            archives.write(tar, members[name], target, name)
 
 
 def read(archive: Path, name: str) -> bytes:

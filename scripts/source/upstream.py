@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.base import console, files, layout
+from scripts.base import archives, console, files, layout
 from scripts.base.errors import UpstreamError
 from scripts.base.git import Repository
 from scripts.source import build_inputs, sdist
@@ -120,7 +120,7 @@ def _copy(
         with tarfile.open(archive) as tar:
             for member in tar:
                 if member.name in chosen:
-                    build_inputs.extract(tar, member, target)
+                    archives.write(tar, member, target)
 
 
 # --- either ---

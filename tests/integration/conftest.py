@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.emulator import steady  # noqa: F401 - loads the profile of hypothesis
 from tests.integration import wheels
-from tests.integration.turns import TURNS, turn
+from tests.integration.turns import TURNS, lane, turn
 
-_LEFT = pytest.StashKey[list[pytest.Item]]()
+_LEFT = pytest.StashKey[list[str]]()  # a line each
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,8 +41,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if of_release or (in_turn and not is_turn(*in_turn.args)):
             left_out.append(item)
     items[:] = [item for item in items if item not in left_out]
-    config.stash[_LEFT] = left_out
+    config.stash[_LEFT] = [_left(item) for item in left_out]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _left(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("in_turn")
+    turns = f"turn {', '.join(map(str, marker.args))}" if marker else "left to a release"
+    return f"{turns}: {item.nodeid}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of --dist=loadfile: what is apart by file, and all else in one process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = lane
+    return scheduler
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (told := getattr(session.config, "workeroutput", None)) is not None:
+        told["left"] = session.config.stash.get(_LEFT, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process leaves the same to others."""
+    node.config.stash[_LEFT] = getattr(node, "workeroutput", {}).get("left", [])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -50,10 +80,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not left_out or not (config.getoption("--all-cases") or "passed" not in terminalreporter.stats):
         return
     terminalreporter.section(f"left to other turns: {len(left_out)} cases; --every-turn runs them")
-    for item in left_out:
-        marker = item.get_closest_marker("in_turn")
-        turns = f"turn {', '.join(map(str, marker.args))}" if marker else "left to a release"
-        terminalreporter.write_line(f"{turns}: {item.nodeid}")
+    for line in left_out:
+        terminalreporter.write_line(line)
 
 
 def _turns(config: pytest.Config) -> Callable[..., bool]:

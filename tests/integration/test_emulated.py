@@ -13,39 +13,36 @@ from scripts.base import layout
 from scripts.base.errors import VerifyError
 from scripts.base.process import run
 from scripts.lab import emulator
-from scripts.source import matrix
-from scripts.wheels.toolchain import compilers
+from tests.integration.test_slow_machine import slowed
 from tests.integration.turns import TURNS, parts
-from tests.integration.wheels import KERNELS, scripts
+from tests.integration.wheels import KERNELS, said, scripts, tools
 
 SMALL = "hdim32,fp16,causal"  # a file of each pass
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
 
-def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return scripts("emulate", *arguments)
+def emulated(*arguments: str) -> str:
+    """What the suite says of cases that pass, none of them left out."""
+    told = said("emulate", "--pytest=-ra", *arguments)
+    assert "skipped" not in told, "a case was left out"
+    return told
 
 
 @pytest.mark.path
 def test_rows_of_the_standard_kernel_keep_their_bits() -> None:
     """Of one kernel file, which the wheel has too."""
-    done = emulate("--kernels", KERNELS, "--pytest=-ra", "--pytest=-k", "--pytest=test_standard")
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
-    assert "skipped" not in done.stdout, "a case was left out"
+    emulated("--kernels", KERNELS, "--pytest=-k", "--pytest=test_standard")
 
 
 @parts([*range(TURNS)])
 def test_rows_keep_their_bits_under_emulation(part: str) -> None:
-    done = emulate("--pytest=-ra", f"--pytest=--part={part}")
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
-    assert "skipped" not in done.stdout, "a case was left out"
+    emulated(f"--pytest=--part={part}")
 
 
 @pytest.mark.in_turn(3)
 def test_the_cpp_api_s_own_tests_pass_under_emulation() -> None:
-    done = emulate("--cpp")
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
-    skipped = set(re.findall(r"Skipped\n(.*)", done.stdout))
+    told = said("emulate", "--cpp")
+    skipped = set(re.findall(r"Skipped\n(.*)", told))
     # What such a build lacks, or an emulated GPU: all else ran.
     others = {
         why for why in skipped if not re.match(r"this build has no kernels for head dim \d+ in \w+$", why)
@@ -55,13 +52,11 @@ def test_the_cpp_api_s_own_tests_pass_under_emulation() -> None:
         "needs two GPUs, there is 1",
         "there is a GPU",
     }
-    assert not re.search(r"no kernels for head dim (8|16|32) in float16", done.stdout)
+    assert not re.search(r"no kernels for head dim (8|16|32) in float16", told)
 
 
 def test_a_few_small_calls_of_each_pass() -> None:
-    done = emulate("--kernels", SMALL, "--pytest=-ra", "--pytest=-k", "--pytest=test_small")
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
-    assert "skipped" not in done.stdout, "a case was left out"
+    emulated("--kernels", SMALL, "--pytest=-k", "--pytest=test_small")
 
 
 @pytest.mark.parametrize(
@@ -89,28 +84,31 @@ def test_a_few_small_calls_of_each_pass() -> None:
     ],
 )
 def test_an_engine_s_own_classes_call_the_kernels(client: str) -> None:
-    done = emulate("--client", client, "--pytest=-ra")
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
-    assert "skipped" not in done.stdout, "a case was left out"
+    emulated("--client", client)
 
 
 @pytest.mark.in_turn(2)
 def test_kernels_without_mask_and_bias() -> None:
-    done = emulate("--kernels", "hdim32,fp16,split,causal,no-bias", "--pytest=-k", "--pytest=left_out")
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
-    assert "1 passed" in done.stdout
+    chosen = ("--kernels", "hdim32,fp16,split,causal,no-bias", "--pytest=-k", "--pytest=left_out")
+    assert "1 passed" in said("emulate", *chosen)
 
 
 @pytest.mark.in_turn(7)
 def test_kernels_for_up_to_16_rows() -> None:
-    done = emulate("--kernels", "hdim64,fp16,split", "--pytest=-ra", "--pytest=-k", "--pytest=narrow")
+    assert re.search(
+        r"\d+ passed", emulated("--kernels", "hdim64,fp16,split", "--pytest=-k", "--pytest=narrow")
+    )
+
+
+@pytest.mark.in_turn(7)
+def test_cases_are_green_at_a_tenth_of_the_speed() -> None:
+    chosen = ("--kernels", KERNELS, "--pytest=-k", "--pytest=test_standard")
+    done = slowed("-m", "scripts", "emulate", *chosen)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
-    assert re.search(r"\d+ passed", done.stdout)
-    assert "skipped" not in done.stdout, "a case was left out"
 
 
 def test_a_failure_is_an_error() -> None:
-    done = emulate("--pytest=-k", "--pytest=nothing_has_this_name")
+    done = scripts("emulate", "--pytest=-k", "--pytest=nothing_has_this_name")
     assert done.returncode == VerifyError.exit_code
     assert "the suite failed under emulation" in done.stderr
 
@@ -118,14 +116,13 @@ def test_a_failure_is_an_error() -> None:
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program of small kernels on the emulator, without torch."""
-    target = matrix.load(layout.MATRIX).default()
-    tools = compilers.assemble(target, None, layout.BUILD, cache=False)
+    found = tools(cache=False)
     folder = tmp_path_factory.mktemp("faults")
     source, made = emulator.SUITE / "faults.cu", folder / "faults.o"
-    nvcc: list[str | Path] = [tools.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={tools.cxx}"]
+    nvcc: list[str | Path] = [found.toolkit.nvcc, *emulator.FLAVOUR.code, f"-ccbin={found.cxx}"]
     run([*nvcc, "-c", source, "-o", made], error=VerifyError, what="could not build the small kernels")
-    objects = emulator.interpreter(tools, layout.BUILD / "emulator", torch=False)
-    program: list[str | Path] = [tools.cxx, made, *objects, "-o", folder / "faults"]
+    objects = emulator.interpreter(found, layout.BUILD / "emulator", torch=False)
+    program: list[str | Path] = [found.cxx, made, *objects, "-o", folder / "faults"]
     run(program, error=VerifyError, what="could not link the small kernels")
     return folder / "faults"
 

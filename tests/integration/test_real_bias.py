@@ -6,11 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from scripts.base import layout
 from scripts.lab import compare, objects
-from scripts.series import clone
-from scripts.source import kernel_set, matrix
-from scripts.source.upstream import Source
+from scripts.source import kernel_set
+from tests.integration.wheels import applied
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -28,9 +26,9 @@ Kernels = Mapping[str, objects.Code]
 def code(request: pytest.FixtureRequest) -> tuple[str, Kernels, Kernels]:
     """A pass, and its kernels with mask and bias, and without."""
     words = f"hdim32,fp16,causal,{request.param}"
-    _, applied = clone.apply(matrix.load(layout.MATRIX), Source.SDIST)
+    whole = applied()
     halves = compare.compiled(
-        [(applied, kernel_set.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90"
+        [(whole, kernel_set.parse_kernels(kernels)) for kernels in (words, f"{words},no-bias")], "90"
     )
     (ours,), (without,) = (half.values() for half in halves)
     return request.param, ours, without

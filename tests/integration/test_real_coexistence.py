@@ -13,18 +13,15 @@ from pathlib import Path
 import pytest
 from wheel.wheelfile import WheelFile
 
-from scripts.base.layout import cache
-from scripts.series import model, tree
-from scripts.source import kernel_set, matrix, upstream
+from scripts.source import kernel_set
 from scripts.wheels.compiling import kernels
 from scripts.wheels.packing import metadata, wheel
 from scripts.wheels.packing.linking import Product
+from tests.integration.wheels import MATRIX, applied_apart
 from tests.unit.conftest import toolchain
 
 pytestmark = pytest.mark.network
 
-ROOT = Path(__file__).resolve().parents[2]
-MATRIX = matrix.load(ROOT / "wheel_matrix.toml")
 # As much of torch as setup.py asks for when nothing is to be compiled.
 TORCH = """
 __version__ = "2.11.0"
@@ -39,11 +36,7 @@ FOUR = ("__init__.py", "interface.py", "cute_dsl_utils.py")  # names that a file
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Our wheel with an extension that is none, packed as ever; and one with flash-attn-4's layout."""
     folder = tmp_path_factory.mktemp("wheels")
-    checkout = upstream.find(
-        MATRIX.upstream, ROOT / "build/no-submodule", cache("sdist"), upstream.Source.SDIST
-    )
-    series = model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn")
-    applied = tree.apply(series, MATRIX.upstream, checkout, folder / "source")
+    series, applied = applied_apart("flash-attn", folder)
     stand_in = folder / "python/torch/utils"
     stand_in.mkdir(parents=True)
     (stand_in.parent / "__init__.py").write_text(TORCH)

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.base import layout
 from scripts.lab import compare, objects
-from scripts.source import matrix
 from scripts.wheels.compiling import flags
-from scripts.wheels.toolchain import compilers
+from tests.integration.wheels import KERNELS, ROOT, said, scripts, tools
 from tests.unit.conftest import whole_wheel
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
-
-ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
 __global__ void plain(float *data) { data[threadIdx.x] += 1.f; }
 __global__ void local(float *data, const int *order) {
@@ -42,11 +37,11 @@ __global__ void flash_other_kernel(float *data) { data[threadIdx.x] *= 2.f; }
 
 
 def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: Path) -> None:
-    tools = compilers.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=False)
+    found_tools = tools(cache=False)
     source, item = tmp_path / "kernels.cu", tmp_path / "kernels.o"
     source.write_text(SOURCE, encoding="utf-8")
-    options = [f"-ccbin={tools.cxx}", "-arch=sm_90", "-Xptxas=-v"]
-    command: list[str | Path] = [tools.toolkit.nvcc, *options, "-c", source, "-o", item]
+    options = [f"-ccbin={found_tools.cxx}", "-arch=sm_90", "-Xptxas=-v"]
+    command: list[str | Path] = [found_tools.toolkit.nvcc, *options, "-c", source, "-o", item]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     found = {compare.spell(name): code for name, code in objects.read_kernels(item, "90").items()}
     assert len(found) == 2
@@ -60,59 +55,33 @@ def test_registers_stack_and_local_memory_are_those_that_ptxas_tells(tmp_path: P
     assert objects.read_kernels(item, "80") == {}
 
 
-@pytest.mark.in_turn(8)
+@pytest.mark.in_turn(6)
 def test_a_patch_that_changes_no_kernel_and_one_that_takes_some_away() -> None:
     told = {}
     for patch in ("Read pages", "Choose a call"):  # four compiles
-        command = [
-            sys.executable,
-            "-m",
-            "scripts",
-            "compare",
-            "--patch",
-            patch,
-            "--kernels",
-            "hdim32,fp16,fwd,causal",
-            "--source",
-            "sdist",
-            "--json",
-        ]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        (told[patch],) = json.loads(done.stdout)["files"]
+        command = ("compare", "--patch", patch, "--kernels", KERNELS, "--source", "sdist", "--json")
+        (told[patch],) = json.loads(said(*command))["files"]
     nothing, fewer = told.values()
     assert len(nothing["same"]) > 10  # head dim 32 has one tile size forward
     assert nothing["changed"] == nothing["gone"] == nothing["new"] == []
-    assert {
-        word
-        for kernel in fewer["gone"]
-        for word in ("softcap", "dropout", "alibi")
-        if word in kernel["spelled"]
-    } == {
-        "softcap",
-        "dropout",
-        "alibi",
-    }
+    gone = " ".join(kernel["spelled"] for kernel in fewer["gone"])
+    assert all(word in gone for word in ("softcap", "dropout", "alibi"))
     assert [kernel["spelled"] for kernel in fewer["same"]][:1] == ["flash_fwd_kernel 32x128x128x4 causal"]
     assert not list((ROOT / "build").glob("compare-*"))
 
 
 def test_kernels_that_include_torch_are_not_compared() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts", "compare", "--patch", "2", "--source", "sdist"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = scripts("compare", "--patch", "2", "--source", "sdist")
     assert done.returncode == 2
-    said = "kernel files include torch until Keep-torch-out-of-the-kernels.patch; compare patches that come after it."
-    assert said in done.stderr
+    assert (
+        "kernel files include torch until Keep-torch-out-of-the-kernels.patch; compare patches that come after it."
+        in done.stderr
+    )
     assert not list((ROOT / "build").glob("compare-*"))
 
 
 def test_wheels_whose_parameters_moved_and_whose_kernels_have_other_names(tmp_path: Path) -> None:
-    tools = compilers.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=False)
+    found_tools = tools(cache=False)
 
     def wheel(folder: str, **words: str) -> Path:
         source, item = tmp_path / f"{folder}.cu", tmp_path / f"{folder}.so"
@@ -121,13 +90,12 @@ def test_wheels_whose_parameters_moved_and_whose_kernels_have_other_names(tmp_pa
             text = text.replace(word, words.get(word, {"NAME": "old", "SWAPPED": "out"}.get(word, "")))
         source.write_text(text, encoding="utf-8")
         targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ("80", "90", "120")]
-        options = [f"-ccbin={tools.cxx}", "-Xcompiler=-fPIC", "-shared", *flags.COMPRESS, *targets]
-        subprocess.run([tools.toolkit.nvcc, *options, source, "-o", item], check=True)
+        options = [f"-ccbin={found_tools.cxx}", "-Xcompiler=-fPIC", "-shared", *flags.COMPRESS, *targets]
+        subprocess.run([found_tools.toolkit.nvcc, *options, source, "-o", item], check=True)
         return whole_wheel(tmp_path / folder, more={"flash_attn_2_cuda.so": item.read_bytes()})
 
     def compared(old: Path, new: Path, *options: str) -> tuple[int, dict[str, list[str]]]:
-        command = [sys.executable, "-m", "scripts", "compare", "--json", "--wheels", str(old), str(new)]
-        done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = scripts("compare", "--json", "--wheels", old, new, *options)
         assert done.returncode in (0, 1), done.stderr
         told = json.loads(done.stdout)["kernels"]
         kinds = ("renamed", "moved", "changed", "gone")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from scripts.base import layout
 from scripts.wheels.building import containers, engine
 from scripts.wheels.trust import binaries
+from tests.integration.wheels import KERNELS, said
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -36,12 +36,10 @@ def image_is_there() -> bool:
     not image_is_there(), reason="no image: nox -s image makes it (root, debootstrap, podman)"
 )
 def test_a_wheel_is_imported_by_several_pythons_and_carries_nothing_foreign(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts", "build", "--containers", "--image", containers.LOCAL_IMAGE]
-    command += ["--kernels", "hdim32,fp16,fwd,causal", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=layout.ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    image = ("--containers", "--image", containers.LOCAL_IMAGE)
+    told = said("build", *image, "--kernels", KERNELS, "--out", tmp_path)
     # before-all compiles the kernel, or the cache answers; the wheel then compiles the core alone.
-    (kernel, core) = re.findall(r"(\d+) of (\d+) files to compile", done.stdout)
+    (kernel, core) = re.findall(r"(\d+) of (\d+) files to compile", told)
     assert kernel == ("1", "1")
     assert int(core[0]) == int(core[1]) - 1
     made = sorted(tmp_path.glob("*.whl"))

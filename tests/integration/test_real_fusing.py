@@ -21,11 +21,9 @@ from scripts.base import layout
 from scripts.base.errors import CompileError
 from scripts.base.process import run
 from scripts.lab import compare, emulator, objects
-from scripts.series import clone
-from scripts.source import kernel_set, matrix
-from scripts.source.upstream import Source
+from scripts.source import kernel_set
 from scripts.wheels.compiling import kernels, ninja
-from scripts.wheels.toolchain import compilers
+from tests.integration.wheels import applied, tools
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -69,18 +67,9 @@ def sums(cubin: Path) -> dict[str, int]:
 
 
 def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
-    loaded = matrix.load(layout.MATRIX)
-    _, applied = clone.apply(loaded, Source.SDIST)
-    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
+    chosen, found = kernel_set.parse_kernels("hdim32,fp16,split,causal"), tools()
     # The object that nox -s emulate compiles.
-    plan = kernels.Plan(
-        applied,
-        tools,
-        kernel_set.parse_kernels("hdim32,fp16,split,causal"),
-        ("90",),
-        layout.BUILD,
-        emulator.FLAVOUR,
-    )
+    plan = kernels.Plan(applied(), found, chosen, ("90",), layout.BUILD, emulator.FLAVOUR)
     (item,) = ninja.compile_units(plan, kernels.kernel_units(plan), None).objects
     ((_, ptx),) = objects.ptx(item)
     source = tmp_path / "split.ptx"
@@ -88,12 +77,9 @@ def test_every_product_that_may_be_fused_is(tmp_path: Path) -> None:
 
     def assembled(fuses: str) -> dict[str, int]:
         target = source.with_suffix(f".{fuses}")
-        ptxas = tools.toolkit.nvcc.resolve().parent / "ptxas"
-        run(
-            [ptxas, "-arch=sm_90", "-O3", f"--fmad={fuses}", source, "-o", target],
-            error=CompileError,
-            what="could not assemble",
-        )
+        ptxas = found.toolkit.nvcc.resolve().parent / "ptxas"
+        command: list[str | Path] = [ptxas, "-arch=sm_90", "-O3", f"--fmad={fuses}", source, "-o", target]
+        run(command, error=CompileError, what="could not assemble")
         return sums(target)
 
     with ThreadPoolExecutor(2) as pool:

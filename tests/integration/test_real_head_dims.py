@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from scripts.base import layout
-from scripts.series import clone
-from scripts.source import matrix
-from scripts.source.upstream import Source
-from scripts.wheels.compiling import flags, kernels
-from scripts.wheels.toolchain import compilers
+from scripts.wheels.compiling import kernels
+from tests.integration.wheels import applied, nvcc
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -33,17 +28,7 @@ def errors(arch: str, source: Path, *options: str) -> str:
 
     It ends with 1 whatever it found, for no PTX was made.
     """
-    tools = compilers.assemble(matrix.load(layout.MATRIX).default(), None, layout.BUILD, cache=True)
-    command = [
-        str(tools.toolkit.nvcc),
-        f"-ccbin={tools.cxx}",
-        *flags.NVCC_FLAGS,
-        flags.for_gpus([arch]),
-        *options,
-    ]
-    command += [f"-gencode=arch=compute_{arch},code=compute_{arch}", "-Xcicc=--no_code_gen"]
-    command += [*(f"-I{folder}" for folder in tools.toolkit.include), "-ptx", "-o", "/dev/null", str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=flags.environment())
+    done = nvcc(arch, "compute", *options, "-Xcicc=--no_code_gen", "-ptx", "-o", "/dev/null", source)
     return done.stdout + done.stderr
 
 
@@ -62,8 +47,8 @@ def test_the_front_end_alone_fails_an_assertion(arch: str, tmp_path: Path) -> No
     [pytest.param(*case, marks=pytest.mark.in_turn(turn)) for turn, case in enumerate(TURNS)],
 )
 def test_layouts_divide_at_head_dims_that_no_other_test_compiles(kind: str, head_dim: int, arch: str) -> None:
-    _, applied = clone.apply(matrix.load(layout.MATRIX), Source.SDIST)
-    source = applied.root / f"csrc/flash_attn/src/flash_{kind}_hdim{head_dim}_fp16_sm80.cu"
-    includes = (f"-I{applied.root / folder}" for folder in kernels.INCLUDES)
+    root = applied().root
+    source = root / f"csrc/flash_attn/src/flash_{kind}_hdim{head_dim}_fp16_sm80.cu"
+    includes = (f"-I{root / folder}" for folder in kernels.INCLUDES)
     found = errors(arch, source, *includes)
     assert not re.search(r"error|fatal|not found", found), found

@@ -12,28 +12,24 @@ from pathlib import Path
 import pytest
 import uv
 
-from scripts.base import layout
 from scripts.base.errors import ToolchainError
-from scripts.series import model, tree
-from scripts.source import matrix, upstream
 from scripts.source.matrix_tables import PYTHONS
 from scripts.wheels.index import local_server, page_choices, static_index
 from scripts.wheels.packing import python_wheel
 from scripts.wheels.toolchain.compilers import find_python
+from tests.integration.wheels import MATRIX as UPSTREAMS
+from tests.integration.wheels import applied_apart
 
 pytestmark = pytest.mark.network
 
-MATRIX = matrix.load(layout.MATRIX).of("flash-attn-4")
+MATRIX = UPSTREAMS.of("flash-attn-4")
 
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[page_choices.Lines]:
     """The lines of the index's page, which is served meanwhile."""
     folder = tmp_path_factory.mktemp("index")
-    patches = model.read(layout.ROOT / MATRIX.table.series, layout.ROOT / str(MATRIX.table.own))
-    checkout = upstream.find(MATRIX.upstream, folder / "none", layout.cache("sdist"), upstream.Source.SDIST)
-    applied = tree.apply(patches, MATRIX.upstream, checkout, folder / "source")
-    python_wheel.pack(MATRIX, patches, applied, folder / "dist")
+    python_wheel.pack(MATRIX, *applied_apart("flash-attn-4", folder), folder / "dist")
     (folder / "out").mkdir()
     server = local_server.server(folder / "out")
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from scripts.base import layout
-from scripts.series import clone
-from scripts.source import matrix
-from scripts.source.upstream import Source
-from scripts.wheels.compiling import flags, kernels
-from scripts.wheels.toolchain import compilers
+from scripts.wheels.compiling import kernels
+from tests.integration.wheels import applied, nvcc
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,28 +31,11 @@ template __global__ void flash_fwd_splitkv_kernel<Traits, /*causal*/ true, false
 @pytest.mark.nvcc
 @pytest.mark.in_turn(2)
 def test_the_body_of_a_large_kernel_is_inlined(tmp_path: Path) -> None:
-    loaded = matrix.load(layout.MATRIX)
-    _, applied = clone.apply(loaded, Source.SDIST)
-    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
-    source, cubin = tmp_path / "large.cu", tmp_path / "large.cubin"
-    source.write_text(KERNEL, encoding="utf-8")
-    subprocess.run(
-        [
-            str(tools.toolkit.nvcc),
-            *flags.NVCC_FLAGS,
-            flags.for_gpus(["90"]),
-            "-gencode=arch=compute_90,code=sm_90",
-            *(
-                f"-I{folder}"
-                for folder in (*(applied.root / i for i in kernels.INCLUDES), *tools.toolkit.include)
-            ),
-            "-cubin",
-            "-o",
-            str(cubin),
-            str(source),
-        ],
-        check=True,
-    )
+    root, cubin = applied().root, tmp_path / "large.cubin"
+    (tmp_path / "large.cu").write_text(KERNEL, encoding="utf-8")
+    includes = (f"-I{root / folder}" for folder in kernels.INCLUDES)
+    done = nvcc("90", "sm", *includes, "-cubin", "-o", cubin, tmp_path / "large.cu")
+    assert done.returncode == 0, done.stdout + done.stderr
     with cubin.open("rb") as stream:
         table = ELFFile(stream).get_section_by_name(".symtab")
         assert isinstance(table, SymbolTableSection)

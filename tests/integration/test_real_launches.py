@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.base import layout
 from scripts.lab import emulated_library
-from scripts.series import clone
-from scripts.source import matrix, upstream
 from scripts.wheels.compiling import kernels
-from scripts.wheels.toolchain import compilers, tvm_ffi
+from scripts.wheels.toolchain import tvm_ffi
 from scripts.wheels.trust import binaries
 from tests.integration.test_cpp_examples import cuda_runtime
-from tests.integration.wheels import scripts
+from tests.integration.wheels import applied, said, tools
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc, pytest.mark.in_turn(6)]
 
@@ -25,21 +22,17 @@ pytestmark = [pytest.mark.network, pytest.mark.nvcc, pytest.mark.in_turn(6)]
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launches")
     # Of head dim 64: below it no kernel asks for more shared memory, which is one of the calls that are counted.
-    chosen = ("--kernels", "hdim64,fp16,fwd,causal", "--source", "sdist", "--out", folder / "dist")
-    done = scripts("build", *chosen)
-    assert done.returncode == 0, done.stdout + done.stderr
+    said("build", "--kernels", "hdim64,fp16,fwd,causal", "--source", "sdist", "--out", folder / "dist")
     (wheel,) = (folder / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
-    loaded = matrix.load(layout.MATRIX)
-    _, applied = clone.apply(loaded, upstream.Source.SDIST)
-    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
-    assert tools.ffi is not None
-    own = applied.root / "csrc/flash_attn"
-    headers = [own, own / "src", tools.ffi.include, *emulated_library.cuda_headers(tools)]
+    found = tools()
+    assert found.ffi is not None
+    own = applied().root / "csrc/flash_attn"
+    headers = [own, own / "src", found.ffi.include, *emulated_library.cuda_headers(found)]
     libraries = [folder / binaries.LIBRARY_IN_WHEEL, folder / kernels.FORK.extension / binaries.EXTENSION]
-    libraries += [tools.ffi.lib / tvm_ffi.LIBRARY, cuda_runtime(tools)]
-    command: list[str | Path] = [tools.cxx, "-std=c++17", Path(__file__).with_name("launches.cpp")]
+    libraries += [found.ffi.lib / tvm_ffi.LIBRARY, cuda_runtime(found)]
+    command: list[str | Path] = [found.cxx, "-std=c++17", Path(__file__).with_name("launches.cpp")]
     for path in headers:
         command += ["-isystem", path]
     command += ["-o", folder / "launches", "-Wl,--no-as-needed"]  # a loader's cache may have no CUDA

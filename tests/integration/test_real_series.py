@@ -10,12 +10,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import tomlkit
 
+from scripts.base import pip
 from scripts.base.errors import ActionNeeded
 from scripts.base.layout import cache
-from scripts.series import changes, export, forecast, guards, lint, model, public_functions, tree
-from scripts.series.rebase import Rebase
-from scripts.series.rebase_state import Report
+from scripts.series import changes, export, guards, lint, model, tree
+from scripts.series.rebase.state import Report
+from scripts.series.rebase.steps import Rebase
+from scripts.series.upstream import forecast, public_functions
 from scripts.source import kernel_set, matrix, releases, upstream
 from scripts.wheels.building import build
 from scripts.wheels.compiling import kernels, ninja
@@ -48,6 +51,35 @@ def test_the_patches_are_told_as_one_json_document() -> None:
     assert [p["name"] for p in json.loads(done.stdout)["patches"]] == [
         p.name for p in model.read(ROOT / "patches/flash-attn", ROOT / "fork/flash-attn").patches
     ]
+
+
+def without_filters() -> Path | None:
+    """The system's own Python, where it is one whose archives know no filter: Debian 12's is."""
+    path = Path("/usr/bin/python3")
+    code = "import sys, tarfile; sys.exit(hasattr(tarfile, 'data_filter') or sys.version_info < (3, 10))"
+    told = subprocess.run([path, "-c", code], check=False) if path.exists() else None
+    return path if told and told.returncode == 0 else None
+
+
+def test_the_series_is_applied_by_debian_s_own_python(tmp_path: Path) -> None:
+    python = without_filters()
+    if python is None:
+        pytest.skip("/usr/bin/python3 is not there, or newer than Debian 12's")
+    clone, names = tmp_path / "clone", ("scripts", "patches", "fork", "wheel_matrix.toml", "pyproject.toml")
+    clone.mkdir()
+    subprocess.run(["cp", "-r", *(ROOT / name for name in names), clone], check=True)
+    dependencies = tomlkit.parse((ROOT / "pyproject.toml").read_text())["project"]["dependencies"].unwrap()
+    # What installs for it may be this Python's: Debian's lacks ensurepip where python3-venv is not installed.
+    subprocess.run([python, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    own = tmp_path / "env/bin/python"
+    subprocess.run([*pip.installing(own, "--quiet"), *dependencies], check=True)
+    applied = []
+    for one, root in ((own, clone), (sys.executable, ROOT)):
+        command = [one, "-m", "scripts", "apply", "--source", "sdist", "--json"]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        applied.append(json.loads(done.stdout)["commit"])
+    assert applied[0] == applied[1]
 
 
 def test_the_table_has_every_release_of_the_matrix() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from scripts.base.errors import ToolchainError
 from scripts.wheels.toolchain import compilers
-from tests.integration.wheels import KERNELS, ROOT, scripts
+from tests.integration.wheels import KERNELS, ROOT, said
 
 pytestmark = [pytest.mark.network, pytest.mark.nvcc]
 
@@ -53,16 +53,10 @@ def test_a_wheel_serves_torches_and_pythons(target: str, torch: str, python: str
     if "ResolutionImpossible" in offered.stderr:  # pip's constraints cap it
         pytest.skip(f"pip finds no torch {torch}: {offered.stderr.strip().splitlines()[-1]}")
     assert offered.returncode == 0, offered.stderr
-    built = scripts(
-        *("build", "--target", target, "--kernels", KERNELS, "--source", "sdist", "--out", tmp_path)
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
+    said("build", "--target", target, "--kernels", KERNELS, "--source", "sdist", "--out", tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
-    done = scripts(
-        *("verify", "--torch", torch, "--python", python, wheel),
-        *("--pytest=-k", "--pytest=test_static"),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"Python {python}, torch {torch}, the wheel" in done.stdout
-    assert f"torch {torch}+" in done.stdout
+    chosen = ("--pytest=-k", "--pytest=test_static")
+    told = said("verify", "--torch", torch, "--python", python, wheel, *chosen)
+    assert f"Python {python}, torch {torch}, the wheel" in told
+    assert f"torch {torch}+" in told

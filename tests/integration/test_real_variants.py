@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -11,11 +10,10 @@ import pytest
 
 from scripts.base import layout
 from scripts.lab import compare, objects
-from scripts.series import clone, model
-from scripts.source import kernel_set, matrix, matrix_tables
-from scripts.source.upstream import Source
+from scripts.series import model
+from scripts.source import kernel_set, matrix_tables
 from scripts.wheels.compiling import flags
-from scripts.wheels.toolchain import compilers
+from tests.integration.wheels import applied, program, tools
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,10 +51,8 @@ def code(
 ) -> tuple[bool, Kernels, Kernels]:
     """Whether a file is of the backward pass; its kernels with the patches that take kernels away, and without."""
     subjects = [patch.subject for patch in model.read(layout.PATCHES / "flash-attn").patches]
-    loaded = matrix.load(layout.MATRIX)
-    _, whole = clone.apply(loaded, Source.SDIST)
-    folder = tmp_path_factory.mktemp("before") / "source"
-    _, part = clone.apply(loaded, Source.SDIST, folder, count=subjects.index(BEFORE))
+    whole = applied()
+    part = applied(tmp_path_factory.mktemp("before") / "source", count=subjects.index(BEFORE))
     wanted = kernel_set.parse_kernels(f"hdim32,fp16,{request.param}")
     (ours,), (before,) = (half.values() for half in compare.compiled([(whole, wanted), (part, wanted)], "90"))
     return request.param.startswith("bwd"), ours, before
@@ -133,27 +129,9 @@ int main() {
 def test_what_the_compiler_knows_of_the_gpus(
     tmp_path: Path, architectures: list[str], large: str, sm8x: str
 ) -> None:
-    loaded = matrix.load(layout.MATRIX)
-    _, applied = clone.apply(loaded, Source.SDIST)
-    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
-    source = tmp_path / "gpus.cpp"
-    source.write_text(PROGRAM, encoding="utf-8")
-    includes = [f"-I{folder}" for folder in (applied.root / "csrc/flash_attn/src", *tools.toolkit.include)]
-    subprocess.run(
-        [
-            tools.cxx,
-            "-std=c++17",
-            flags.for_gpus(architectures),
-            *includes,
-            source,
-            "-o",
-            tmp_path / "gpus",
-        ],
-        check=True,
-    )
-    known, choices = subprocess.run(
-        [tmp_path / "gpus"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    folders = (applied().root / "csrc/flash_attn/src", *tools().toolkit.include)
+    includes = [f"-I{folder}" for folder in folders]
+    known, choices = program(PROGRAM, tmp_path, flags.for_gpus(architectures), *includes)
     assert (
         tuple(known.split())[: len(matrix_tables.ARCHITECTURES)] == matrix_tables.ARCHITECTURES
     )  # the order of FORK_ARCHITECTURES' bits

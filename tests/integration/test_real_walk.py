@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts.base import layout
-from scripts.series import clone
-from scripts.source import matrix
-from scripts.source.upstream import Source
 from scripts.wheels.compiling import kernels
-from scripts.wheels.toolchain import compilers
+from tests.integration.wheels import applied, program, tools
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,17 +51,9 @@ int main() {
 @pytest.mark.network
 @pytest.mark.nvcc
 def test_each_block_of_keys_has_one_ticket_behind_those_before_it_in_its_column(tmp_path: Path) -> None:
-    loaded = matrix.load(layout.MATRIX)
-    _, applied = clone.apply(loaded, Source.SDIST)
-    tools = compilers.assemble(loaded.default(), None, layout.BUILD, cache=True)
-    source, program = tmp_path / "walk.cpp", tmp_path / "walk"
-    source.write_text(PROGRAM, encoding="utf-8")
-    includes = (*(applied.root / folder for folder in kernels.INCLUDES), *tools.toolkit.include)
-    subprocess.run(
-        [tools.cxx, "-std=c++17", "-O1", *(f"-I{folder}" for folder in includes), source, "-o", program],
-        check=True,
-    )
-    told = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+    root = applied().root
+    includes = (*(root / folder for folder in kernels.INCLUDES), *tools().toolkit.include)
+    told = program(PROGRAM, tmp_path, "-O1", *(f"-I{folder}" for folder in includes))
     walks, most = told[-1].split()
     assert told[:-1] == []
     assert int(walks) == 14976

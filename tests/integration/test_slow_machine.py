@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.integration.turns import parts
-from tests.integration.wheels import KERNELS, ROOT
+from tests.integration.wheels import ROOT
 
 # Linux gives a process of this niceness 110 shares beside one of 1024.
 NICENESS = 10
@@ -64,13 +64,4 @@ def test_unit_tests_that_wait_are_green(part: str) -> None:
     files = TIMED[at - 1 :: of]
     assert files
     done = slowed("-m", "pytest", "-q", "-p", "no:cacheprovider", "--numprocesses=2", *files)
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr
-
-
-@pytest.mark.network
-@pytest.mark.nvcc
-@pytest.mark.in_turn(7)
-def test_emulated_cases_are_green() -> None:
-    chosen = ("--kernels", KERNELS, "--pytest=-k", "--pytest=test_standard")
-    done = slowed("-m", "scripts", "emulate", *chosen)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr

@@ -9,10 +9,10 @@ import pytest
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import IDENTITY, Repository
-from scripts.series import branches, model, own, tree
+from scripts.series import branches, export, model, own, tree
 from scripts.series.branches import Asked, Branch
 from scripts.source.matrix_tables import Upstream
-from tests.unit.conftest import BASE, EDITED_SETUP, PIN, Make, checkout_of, commit, user, write_files
+from tests.unit.conftest import BASE, EDITED_SETUP, PIN, Make, checkout_of, commit, message, user, write_files
 
 HEADER = "csrc/flash_attn/src/fork.h"
 OWN = {HEADER: "#pragma once\n", "flash_attn/fork.py": "a = 1\n"}
@@ -134,11 +134,50 @@ def test_commits_that_stand_on_a_branch_are_somebody_s_work(place: Path) -> None
     assert user(root, "log", "-1", "--format=%s", "fork").strip() == EDITS[-1][0]
 
 
+def test_a_submodule_without_history_serves_too(place: Path) -> None:
+    """As ``git submodule update --depth 1`` leaves it; then the tree's repository is shallow too."""
+    (place / "upstream").rename(place / "whole")
+    url = f"file://{place / 'whole'}"
+    user(place, "clone", "--quiet", "--depth=1", url, str(place / "upstream"))
+    branch, root = made(place), place / "source"
+    assert made(place, "one", "Change-line-30").commits == 1
+    user(root, "checkout", "--quiet", "fork")
+    write_files(root, {"flash_attn/mine.py": "c = 3\n"})
+    commit(root, "-m", "Mine")
+    user(root, "checkout", "--quiet", "series")
+    write_files(root, {HEADER: "#pragma once // changed\n", "setup.py": EDITED_SETUP})
+    commit(root, "--amend", "--message", message("Be another hook"))
+    assert export.export(root, place / "patches", place / "fork").own_written == (HEADER,)
+    tree.apply(series(place), PIN, checkout_of(BASE), root, reset=True)
+    assert user(root, "log", "-2", "--format=%s", "fork").splitlines() == ["Mine", EDITS[-1][0]]
+    assert user(root, "rev-parse", "fork~1").strip() == branch.commit
+
+
 def test_a_branch_goes_forward_unasked(place: Path) -> None:
     root = place / "source"
     made(place)
     user(root, "branch", "--force", "fork", "fork~1")
     assert made(place).changed
+
+
+def test_a_branch_that_was_deleted_is_in_no_other_s_way(place: Path) -> None:
+    made(place, "a/b")
+    user(place / "source", "branch", "-D", "a/b")
+    assert made(place, "a").changed
+    write_files(place / "fork", {HEADER: "#pragma once // changed\n"})
+    assert applied(place)  # nothing of it is somebody's work
+
+
+def test_no_patch_is_named_by_nothing(place: Path) -> None:
+    with pytest.raises(SeriesError, match="no patch"):
+        made(place, "one", "")
+
+
+def test_a_checked_out_branch_is_named(place: Path) -> None:
+    made(place)
+    user(place / "source", "checkout", "--quiet", "fork")
+    with pytest.raises(SeriesError, match=r"has fork checked out.*git -C \S+ checkout series"):
+        applied(place)
 
 
 @pytest.mark.parametrize("real", [False, True])
@@ -176,6 +215,8 @@ def test_a_patch_that_upstream_cannot_take_alone_is_refused(place: Path, patch: 
         ("series", "the branch series is checked out in"),
         ("a..b", "'a..b' is no name"),
         ("-x", "'-x' is no name"),
+        ("base", "base is a tag of the tree"),
+        ("series/x", "series/x cannot be made: .*'refs/heads/series' exists"),
     ],
 )
 def test_a_name_that_no_branch_can_have_is_refused(place: Path, name: str, expected: str) -> None:

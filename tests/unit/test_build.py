@@ -19,6 +19,7 @@ from scripts.series import clone, tree
 from scripts.source import matrix
 from scripts.wheels.building import build, jobs
 from scripts.wheels.compiling import kernels, ninja
+from scripts.wheels.proof import machine_gpus
 from scripts.wheels.toolchain import compilers
 from tests.unit.conftest import ROOT, Command
 
@@ -90,6 +91,36 @@ def test_list_and_dry_run_do_nothing_but_tell(command: Command) -> None:
     assert re.search(r"cu13\s.*\b2\b.*80, 90", dry.out), dry.out
     assert re.search(r"split\W+64\W+full, causal\W+–", dry.out), dry.out
     assert not re.search(r"\b(fwd|bwd|128)\b", dry.out), "a kernel that was not chosen"
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "told"),
+    [
+        (
+            {"8.9": "RTX 4090"},
+            (),
+            r"RTX 4090 \(compute capability 8\.9\) runs nothing for 9\.0; --arch 89 is",
+        ),
+        ({"12.0": "RTX 5090"}, ("--target", "cu12"), r"runs nothing for 9\.0; CUDA 12\.4 has nothing for it"),
+        ({"[N/A]": "a GPU"}, (), r"a GPU \(compute capability \[N/A\]\) runs nothing"),
+        ({"8.9": "RTX 4090", "9.0": "H200"}, (), ""),
+        ({"8.9": "RTX 4090"}, ("--arch", "90"), ""),
+        ({"8.9": "RTX 4090"}, ("--target", "cu13*"), ""),  # one of them is for it
+        ({}, (), ""),
+    ],
+)
+def test_a_plan_tells_a_machine_whose_gpus_run_none_of_it(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    names: dict[str, str],
+    options: tuple[str, ...],
+    told: str,
+) -> None:
+    there = tuple(machine_gpus.Gpu("GPU-1", name, capability, "580.1") for capability, name in names.items())
+    monkeypatch.setattr(machine_gpus, "found", lambda: there)
+    dry = command("build", "--dry-run", *options)
+    assert dry.status == 0
+    assert re.search(told, dry.err) if told else "runs nothing" not in dry.err
 
 
 def test_several_builds_are_planned_first_and_share_their_kernels(command: Command) -> None:

@@ -62,6 +62,10 @@ def test_what_stands_on_the_tree_that_was_blocks_nothing(place: Path, way: list[
         applied(place)
     else:
         write_files(root, OTHER)
+        if "--detach" in way:
+            with pytest.raises(SeriesError, match=r"HEAD is on no branch: .* checkout -B series"):
+                exported(place)
+            user(root, "checkout", "-q", "-B", "series")  # as the error says
         exported(place)
     assert applied(place).commit == applied(place, "anew").commit
     assert OWN[HEADER] in kept(root, HEADER)

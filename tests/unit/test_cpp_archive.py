@@ -19,7 +19,7 @@ from scripts.base import sealed
 from scripts.base.errors import SeriesError, ToolchainError, WheelError
 from scripts.source import matrix
 from scripts.wheels.building import build
-from scripts.wheels.compiling import kernels
+from scripts.wheels.compiling import flags, kernels
 from scripts.wheels.packing import cpp_archive, cpp_package, linking, wheel
 from scripts.wheels.packing.linking import Product
 from scripts.wheels.toolchain.compilers import Toolchain
@@ -35,17 +35,17 @@ extern "C" int cudaRuntime();
 #define SHOWN __attribute__((visibility("default")))
 namespace flash { namespace core {
     SHOWN int run() { return cudaRuntime() + int(std::string("ab").size()); }
-    int hidden() { return 1; }
 } }
+extern "C" SHOWN int flash_attn_core() { return flash::core::run(); }
 SHOWN int flash_attention_v2_forward() { return flash::core::run(); }
-SHOWN int other() { return flash::core::hidden(); }
+SHOWN int other() { return 1; }
 extern "C" SHOWN int flash_attention_v2_c() { return flash_attention_v2_forward(); }
 """,
     "binding": """
 #include <string>
-namespace flash { namespace core { int run(); } }
+extern "C" int flash_attn_core();
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_call() {
-    return flash::core::run() + int(std::string("").size());
+    return flash_attn_core() + int(std::string("").size());
 }
 """,
 }
@@ -120,7 +120,7 @@ def test_python_loads_a_binding_that_finds_library_and_runtime_from_its_own_plac
     library = link(tools, tmp_path, Product.LIBRARY, tmp_path / "library.o")
     binding = link(tools, tmp_path, Product.BINDING, tmp_path / "binding.o", library)
     private = {name for name in shown(library) if name.endswith("FLASH_ATTENTION_V2_PRIVATE")}
-    assert private == {"flash::core::run()@@FLASH_ATTENTION_V2_PRIVATE"}
+    assert private == {"flash_attn_core@@FLASH_ATTENTION_V2_PRIVATE"}
     assert shown(binding) == {"__tvm_ffi_call"}
     site = tmp_path / "site"
     places = {
@@ -157,10 +157,21 @@ def test_calls_of_kernel_files_are_wrapped_where_the_kernels_are(tmp_path: Path)
     tools = toolchain(tmp_path, "exit 1\n")
     launch = {"cudaFuncSetAttribute", "cudaGetDevice", "cudaDeviceGetAttribute"}
     launch |= {"__cudaGetKernel", "__cudaLaunchKernel"}
+    assert "-DFORK_WRAPPED" in flags.CORE_FLAGS
     for product in Product:
         options = linking.link_options(tools, product)
         wrapped = {option.removeprefix("-Wl,--wrap=") for option in options if "--wrap=" in option}
         assert wrapped == (launch if product in (Product.LIBRARY, Product.ARCHIVED) else set())
+
+
+def test_a_build_may_do_without_wrapped_calls() -> None:
+    """Compiler and linker agree, or the library would lack a function or call itself for ever."""
+    code = "from scripts.wheels.compiling import flags; print(flags.WRAPPED, '-DFORK_WRAPPED' in flags.CORE_FLAGS)"
+    env = {**os.environ, "FORK_NO_WRAP": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "() False\n"
 
 
 def test_a_program_s_own_function_of_the_same_name_changes_nothing(tools: Toolchain, tmp_path: Path) -> None:

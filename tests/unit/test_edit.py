@@ -14,8 +14,9 @@ import pytest
 from scripts.base import files, layout
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import edit, edit_state, export, model, move, tree, uncommitted
+from scripts.series import edit, edit_state, export, model, tree, uncommitted
 from scripts.series.edit import Editing
+from scripts.series.upstream import move
 from tests.unit import forked
 from tests.unit.conftest import (
     BASE,

@@ -84,6 +84,32 @@ def test_links_follow_our_files(place: Path) -> None:
     assert f"fork/{header}" not in listed
 
 
+def test_a_file_in_a_link_s_place_is_somebody_s_work(place: Path) -> None:
+    """Some editors write a file aside and rename it, to where a definition was found: over the link."""
+    written(place)
+    header = "csrc/flash_attn/src/fork_rows.h"
+    link = place / "build/editors" / header
+    link.unlink()
+    link.write_text("edited\n")
+    with pytest.raises(SeriesError, match=rf"{link} is a file.* {place / 'fork' / header}.*delete it"):
+        written(place)
+    assert link.read_text() == "edited\n"
+    link.unlink()
+    written(place)
+    assert link.is_symlink()
+
+
+def test_a_folder_of_links_may_become_a_file(place: Path) -> None:
+    inside = "csrc/flash_attn/src/fork_more.h/rows.h"
+    write_files(place / "fork", {inside: "#pragma once\n"})
+    written(place)
+    (place / "fork" / inside).unlink()
+    (place / "fork" / inside).parent.rmdir()
+    write_files(place / "fork", {"csrc/flash_attn/src/fork_more.h": "#pragma once\n"})
+    written(place)
+    assert (place / "build/editors/csrc/flash_attn/src/fork_more.h").is_symlink()
+
+
 def test_the_tree_is_as_it_was(place: Path) -> None:
     applied, _ = written(place)
     assert uncommitted.changes(Repository(applied.root, SeriesError)) == ""

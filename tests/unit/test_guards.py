@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,16 @@ def test_a_named_test_sees_the_tree(
             make_series,
             tmp_path,
             ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_absent"),
+        )
+    bare = tmp_path / "python"  # one without packages
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    with pytest.raises(GuardError, match=r"pytest exited with 1\.\n.*No module named pytest"):
+        outcomes(
+            make_series,
+            tmp_path,
+            ("Add a header", {HEADER: CODE}, "test tests/guards/test_it.py::test_header"),
         )
 
 

@@ -12,8 +12,10 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 import html5lib
+import pytest
 
 from scripts.base import sealed
+from scripts.base.errors import WheelError
 from scripts.base.fetch import sha256
 from scripts.wheels.index import page_choices, static_index
 from tests.unit.index_wheels import make, prove
@@ -187,7 +189,9 @@ def test_the_newest_version_that_fits_is_offered_and_no_yanked_one(dist: Path, t
     assert "Yanked: wrong" in html
 
 
-def test_a_wheel_of_python_alone_serves_any_torch_and_cuda_and_says_where_the_mode_runs(dist: Path) -> None:
+def test_a_wheel_of_python_alone_serves_any_torch_and_cuda_and_says_where_the_mode_runs(
+    dist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     html = written(dist)
     for cuda, extra in (
         ("13", "'flash-attn-4[cu13]==4.0.0b36+det.1'"),
@@ -198,6 +202,9 @@ def test_a_wheel_of_python_alone_serves_any_torch_and_cuda_and_says_where_the_mo
     assert answer(html, "9.0", "13", "2.11", "flash-attn-4")["offers"][0]["note"] == ""
     assert answer(html, "10.0", "13", "2.11", "flash-attn-4")["offers"][0]["note"] == page_choices.NO_MODE
     assert answer(html, "8.0", "13", "2.11", "flash-attn-4")["offers"] == []
+    monkeypatch.setattr(page_choices, "_COMPILES", {})
+    with pytest.raises(WheelError, match=r"flash_attn_4.*: nothing says which GPUs it serves.*_COMPILES"):
+        written(dist)
     note = answer(html, "9.0", "12", "2.11", "flash-attn-4")["note"]
     assert note == "PyPI's torch 2.11 is built for CUDA 13.0. Install a torch 2.11 for CUDA 12 first."
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.base.errors import UpstreamError
-from scripts.series import forecast, landed, model, move
-from scripts.series.move import Outcome
+from scripts.base.errors import SeriesError, UpstreamError
+from scripts.series import model
+from scripts.series.upstream import forecast, landed, move
+from scripts.series.upstream.move import Outcome
 from scripts.source.releases import Release
 from tests.unit.conftest import BASE, GONE, PIN, Make, checkout_of, commit_each
 
@@ -126,6 +127,16 @@ def test_a_merge_that_leaves_nothing_is_empty_and_is_not_called_landed(
     found, evidence = outcome(make_series, tmp_path, without, ("Drop the tenth value", without))
     assert found is Outcome.EMPTY
     assert "leaves nothing" in evidence
+
+
+def test_a_pick_that_git_could_not_begin_is_an_error_and_not_empty(tmp_path: Path) -> None:
+    """A full disk or a lock leaves a clean tree too, and --skip was offered then."""
+    repository = commit_each(tmp_path / "source", [("base", {"f": "1\n"}), ("patch", {"f": "2\n"})])
+    base, tip = (repository.resolve(name) for name in ("HEAD~1", "HEAD"))
+    repository.run("checkout", "--quiet", "--detach", "HEAD~1")
+    (repository.root / ".git/index.lock").touch()
+    with pytest.raises(SeriesError, match=r"(?s)cherry-pick .* exited with 128:.*index\.lock"):
+        move.pick(move.Workspace(repository, base, tip, base, "new"), tip)
 
 
 def test_a_forecast_goes_on_past_a_conflict_for_patches_that_do_not_need_it(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from scripts.base.errors import ActionNeeded, SeriesError
 from scripts.base.git import Repository
 from scripts.commands import rebase
 from scripts.series import affected_kernels, changes, edit, export, ground, lint, model, own, tree
-from scripts.series.rebase import Rebase
+from scripts.series.rebase.steps import Rebase
 from scripts.source import matrix
 from scripts.source.releases import Release
 from tests.unit.conftest import (
@@ -67,6 +69,12 @@ def exported(place: Path, *, check: bool = False) -> export.Exported:
 def held(folder: Path) -> dict[str, str]:
     paths = [path for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts]
     return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def commit_a_hook(root: Path, own: Mapping[str, str] = MappingProxyType({})) -> None:
+    """In a tree, with files of ours in the same commit."""
+    write_files(root, {"setup.py": (root / "setup.py").read_text() + "call\n", **own})
+    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
 
 
 def test_a_tree_is_upstream_then_our_files_then_the_patches(place: Path) -> None:
@@ -237,8 +245,7 @@ def test_a_file_that_is_deleted_goes_with_its_empty_folder(place: Path) -> None:
 
 def test_a_commit_of_both_is_told_apart(place: Path) -> None:
     root = applied(place).root
-    write_files(root, {HEADER: "// called\n", "setup.py": (root / "setup.py").read_text() + "call\n"})
-    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    commit_a_hook(root, {HEADER: "// called\n"})
     done = exported(place)
     assert (done.written, done.own_written) == (("Call-it.patch", "series"), (HEADER,))
     (added,) = model.read(place / "patches").patches[2:]
@@ -393,8 +400,7 @@ def test_an_export_that_was_killed_is_repeated(
 ) -> None:
     """Before each write, and before each command that changes a ref of the tree."""
     root = applied(place).root
-    write_files(root, {HEADER: "// called\n", "setup.py": (root / "setup.py").read_text() + "call\n"})
-    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    commit_a_hook(root, {HEADER: "// called\n"})
     write_files(root, {MODULE: "loose = 1\n"})
     left: Iterator[int] = iter(())
 
@@ -433,8 +439,7 @@ def test_an_exported_edit_is_taken_back(place: Path) -> None:
     root = applied(place).root
     before = held(place / "fork"), held(place / "patches")
     user(root, "tag", "mine")
-    write_files(root, {HEADER: "// edited\n", "setup.py": (root / "setup.py").read_text() + "call\n"})
-    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    commit_a_hook(root, {HEADER: "// edited\n"})
     exported(place)
     user(root, "reset", "--quiet", "--hard", "mine")
     with pytest.raises(SeriesError, match="commits that are in no patch"):
@@ -488,8 +493,7 @@ def test_a_check_tells_the_folder_and_the_next_command(place: Path) -> None:
     with pytest.raises(SeriesError, match=r"differs\. Give both the same content, then nox -s export\.$"):
         exported(place, check=True)
     write_files(place / "fork", OWN)
-    write_files(root, {"setup.py": (root / "setup.py").read_text() + "call\n"})
-    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    commit_a_hook(root)
     said = rf"^{place}/patches and {place}/fork are not what .* Run nox -s export, or nox -s apply\.$"
     with pytest.raises(SeriesError, match=said):
         exported(place, check=True)
@@ -503,8 +507,7 @@ def test_no_patch_is_edited_on_a_commit_of_our_files_alone(place: Path) -> None:
     with pytest.raises(SeriesError, match=r"any words changes our own files alone, .*nox -s export takes it"):
         editing.begin("1")
     exported(place)
-    write_files(root, {"setup.py": (root / "setup.py").read_text() + "call\n"})
-    commit(root, "-m", message("Call it", guard="symbol call in setup.py"))
+    commit_a_hook(root)
     assert edit.usable(root, place / "patches"), "a patch that is in no file yet"
     assert editing.begin("Call").place == 2
 
@@ -556,6 +559,29 @@ def start(root: Path, files: dict[str, str]) -> object:
     release = Release(pin, checkout_of(held_files), "a fixture")
     ours = model.read(root / "patches/flash-attn", root / "fork/flash-attn")
     return Rebase(root, root / "build/rebase").start(loaded, ours, checkout_of(BASE), release)
+
+
+def resolving(root: Path, resolved: dict[str, str], release: dict[str, str] = CONFLICT) -> Path:
+    """The tree of a rebase that stopped, with a resolution that is staged."""
+    with pytest.raises(ActionNeeded):
+        start(root, release)
+    source = root / "build/rebase/source"
+    write_files(source, {"setup.py": EDITED_SETUP.replace("line 30\n", "line thirty\n"), **resolved})
+    user(source, "add", "--all", "--force")
+    return source
+
+
+@contextmanager
+def killed_at_its_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A rebase, after it has written our files and patches."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(affected_kernels, "kernels", killed)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def test_a_rebase_leaves_our_files_as_they_are(repository: Path) -> None:
@@ -610,13 +636,7 @@ def test_what_a_rebase_tells_takes_all_of_it_back(repository: Path, notes: list[
 
 def test_our_files_that_changed_meanwhile_are_not_overwritten_and_abort_puts_back(repository: Path) -> None:
     before = held(repository)
-    with pytest.raises(ActionNeeded):
-        start(repository, CONFLICT)
-    source = repository / "build/rebase/source"
-    write_files(
-        source,
-        {"setup.py": EDITED_SETUP.replace("line 30\n", "line thirty\n"), HEADER: "// mine\n"},
-    )
+    resolving(repository, {HEADER: "// mine\n"})
     write_files(repository / "fork/flash-attn", {HEADER: "// meanwhile\n"})
     moving = Rebase(repository, repository / "build/rebase")
     with pytest.raises(ActionNeeded, match=rf"fork/flash-attn changed since the rebase began: {HEADER}"):
@@ -631,28 +651,10 @@ def test_an_abort_takes_back_our_files_that_the_end_wrote(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = held(repository)
-    with pytest.raises(ActionNeeded):
-        start(repository, CONFLICT)
-    source = repository / "build/rebase/source"
-    write_files(
-        source,
-        {
-            "setup.py": EDITED_SETUP.replace("line 30\n", "line thirty\n"),
-            HEADER: "// mine\n",
-            MODULE: GONE,
-            "flash_attn/fork_new.py": "new = 1\n",
-        },
-    )
-    user(source, "add", "flash_attn/fork_new.py")
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
+    resolving(repository, {HEADER: "// mine\n", MODULE: GONE, "flash_attn/fork_new.py": "new = 1\n"})
     moving = Rebase(repository, repository / "build/rebase")
-    with monkeypatch.context() as during:
-        during.setattr(affected_kernels, "kernels", killed)
-        with pytest.raises(KeyboardInterrupt):
-            moving.proceed()
+    with killed_at_its_end(monkeypatch):
+        moving.proceed()
     assert held(repository / "fork/flash-attn") == {
         HEADER: "// mine\n",
         "flash_attn/fork_new.py": "new = 1\n",
@@ -666,14 +668,8 @@ def test_a_table_that_changed_after_a_kill_is_told_as_it_is(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of a rebase writes from copies that it took before."""
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as during:
-        during.setattr(affected_kernels, "kernels", killed)
-        with pytest.raises(KeyboardInterrupt):
-            start(repository, {"setup.py": "# new\n" + BASE["setup.py"]})
+    with killed_at_its_end(monkeypatch):
+        start(repository, {"setup.py": "# new\n" + BASE["setup.py"]})
     table = repository / "fork/flash-attn.toml"
     table.write_text(table.read_text().replace("'All'", "'All of it'"))
     Rebase(repository, repository / "build/rebase").proceed()
@@ -716,31 +712,13 @@ def test_a_rebase_stops_where_a_file_of_ours_belongs_to_no_feature(repository: P
     table = repository / "fork/flash-attn.toml"
     table.write_text(table.read_text().replace("'*'", f"'{HEADER}', '{MODULE}'"))
     commit(repository, "-m", "name them")
-    with pytest.raises(ActionNeeded):
-        start(repository, CONFLICT)
-    source = repository / "build/rebase/source"
-    resolved = {
-        "setup.py": EDITED_SETUP.replace("line 30\n", "line thirty\n"),
-        "flash_attn/fork_new.py": "new = 1\n",
-    }
-    write_files(source, resolved)
-    user(source, "add", "flash_attn/fork_new.py")
+    resolving(repository, {"flash_attn/fork_new.py": "new = 1\n"})
     rebase = Rebase(repository, repository / "build/rebase")
     with pytest.raises(ActionNeeded, match=r"flash_attn/fork_new\.py:1: belongs to no feature; name it in"):
         rebase.proceed()
     table.write_text(table.read_text().replace(f"'{MODULE}'", "'flash_attn/fork*'"))
     assert rebase.proceed().own == ("flash_attn/fork_new.py",)
     assert "`flash_attn/fork*`" in (repository / "CHANGES.md").read_text()
-
-
-def resolving(root: Path, resolved: dict[str, str], release: dict[str, str] = CONFLICT) -> Path:
-    """The tree of a rebase that stopped, with a resolution that is staged."""
-    with pytest.raises(ActionNeeded):
-        start(root, release)
-    source = root / "build/rebase/source"
-    write_files(source, {"setup.py": EDITED_SETUP.replace("line 30\n", "line thirty\n"), **resolved})
-    user(source, "add", "--all", "--force")
-    return source
 
 
 def test_a_rebase_refuses_what_fork_cannot_hold_and_then_goes_on(repository: Path) -> None:
@@ -784,14 +762,8 @@ def test_a_file_becomes_a_folder_in_a_rebase(
         moving.proceed()
         assert held(repository / "fork/flash-attn") == OWN | new
         return
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as during:
-        during.setattr(affected_kernels, "kernels", killed)
-        with pytest.raises(KeyboardInterrupt):
-            moving.proceed()
+    with killed_at_its_end(monkeypatch):
+        moving.proceed()
     aside = repository / "patches/.flash-attn.fa2-aside-1/flash-attn"  # of writes that were killed
     aside.mkdir(parents=True)
     write_files(repository / "fork/flash-attn", {f"{next(iter(new))}.part": "half\n"})

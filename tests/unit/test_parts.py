@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -29,3 +30,17 @@ def test_each_case_is_in_one_part(count: int, parts: int) -> None:
 def test_what_is_no_part_is_refused(words: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no part: name one as 2/6"):
         PARTS["parse"](words)
+
+
+@pytest.mark.parametrize(("part", "left"), [(None, "abcd"), ((1, 2), "acd"), ((2, 2), "bcd")])
+def test_what_is_not_divided_is_in_every_part(part: tuple[int, int] | None, left: str) -> None:
+    gone: list[str] = []
+
+    def note(*, items: list[str]) -> None:
+        gone.extend(items)
+
+    config = SimpleNamespace(getoption=lambda _: part, hook=SimpleNamespace(pytest_deselected=note))
+    items = list("abcd")
+    PARTS["deselect"](config, items, ["a", "b"])
+    assert items == list(left)
+    assert set(gone) == set("abcd").difference(left)

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from scripts.base.errors import SeriesError
+from scripts.base.git import Repository
 from scripts.commands import patches
-from scripts.series import model
+from scripts.series import affected_kernels, model
 from scripts.source import kernel_set
 from tests.unit.conftest import BASE, Command, Make, stand_on, write_files
 
@@ -23,8 +24,13 @@ OWN = {
     f"{SRC}/fork_walk.h": '#include "fork_fold.h"\n',
     f"{SRC}/fork_fold.h": '#include "fork_sum.h"\n',
     f"{SRC}/fork_sum.h": "#pragma once\n",
+    "csrc/flash_attn/api/fork_s.h": "#pragma once\n",
+    "csrc/flash_attn/core/fork_s.h": "#pragma once\n",
+    "csrc/flash_attn/api/fork_s.cpp": '#include "fork_s.h"\n#include "core/fork_c.h"\n',
+    "csrc/flash_attn/core/fork_c.h": '#include "fork_s.h"\n#include "fork_walk.h"\n',
     "flash_attn/fork_front.py": "from . import (\n    fork_way,\n)\n",
     "flash_attn/fork_way.py": "import torch\n",
+    "flash_attn/fork_walk.py": "import torch\n",  # which a header has the name of
     "flash_attn/serving.py": "import torch  # fork_way is not imported\n",
 }
 TABLE = f"""[walk]
@@ -97,6 +103,7 @@ def test_a_header_of_ours_has_the_patch_that_includes_it_or_what_includes_it(
         ("fork_front.py", [{"patch": "Ask-the-front.patch", "through": ""}]),
         ("fork_way.py", [{"patch": "Ask-the-front.patch", "through": "flash_attn/fork_front.py"}]),
         ("serving.py", []),
+        ("fork_walk.py", []),
     ],
 )
 def test_a_module_of_ours_has_the_patch_that_imports_it(
@@ -104,6 +111,14 @@ def test_a_module_of_ours_has_the_patch_that_imports_it(
 ) -> None:
     told = asked(command, str(repository / "fork/flash-attn/flash_attn" / file))
     assert (told["features"], told["patches"], told["kernels"]) == (["front"], hooks, [])
+
+
+def test_of_headers_of_one_name_the_one_beside_the_file_is_meant(repository: Path) -> None:
+    tree = Repository(repository / "build/source", SeriesError)
+    graph = affected_kernels.includes(tree, "HEAD")
+    core = "csrc/flash_attn/core"
+    assert graph["csrc/flash_attn/api/fork_s.cpp"] == {"csrc/flash_attn/api/fork_s.h", f"{core}/fork_c.h"}
+    assert graph[f"{core}/fork_c.h"] == {f"{core}/fork_s.h", f"{SRC}/fork_walk.h"}
 
 
 def test_a_file_of_upstream_s_has_the_patches_that_touch_it(repository: Path, command: Command) -> None:
@@ -118,7 +133,10 @@ def test_a_file_of_upstream_s_has_the_patches_that_touch_it(repository: Path, co
 
 def test_a_patch_is_still_named_by_place_words_or_file(repository: Path, command: Command) -> None:
     for name in ("1", "the walk", "patches/flash-attn/Call-the-walk.patch"):
-        assert asked(command, name)["patch"] == "Call-the-walk.patch"
+        told = asked(command, name)
+        assert told["patch"] == "Call-the-walk.patch"
+        assert told["own"] == [f"{SRC}/fork_walk.h"], "those that its lines name"
+    assert asked(command, "2")["own"] == ["flash_attn/fork_front.py"]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +145,10 @@ def test_a_patch_is_still_named_by_place_words_or_file(repository: Path, command
         (["fork/flash-attn/flash_attn/gone.py"], "is no file of fork/, none of flash-attn's tree"),
         (["csrc/gone.h"], "is no file of fork/, none of flash-attn's tree"),
         (["gone.h"], "names no patch of the series"),
+        (
+            ["fork_s.h"],
+            "fork_s.h is csrc/flash_attn/api/fork_s.h, csrc/flash_attn/core/fork_s.h in the tree;",
+        ),
         (
             ["--upstream", "flash-attn-4", f"fork/flash-attn/{SRC}/fork_sum.h"],
             "is flash-attn's, and --upstream says",

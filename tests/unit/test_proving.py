@@ -7,13 +7,13 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from distributed import Client
 
-from scripts.base.errors import NotVerified, VerifyError
+from scripts.base.errors import NotVerified, ToolchainError, VerifyError
 from scripts.wheels.cluster import proving, schedulers
 from scripts.wheels.proof import machine_gpus
 from scripts.wheels.proof.machine_gpus import Gpu
@@ -177,6 +177,18 @@ def test_gpus_are_what_the_driver_tells_and_the_variable_leaves(
         assert machine_gpus.found() == left
     smi(tmp_path, monkeypatch, "exit 9")
     assert machine_gpus.found() == ()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: machine_gpus.runs(Gpu("GPU-1", "H100", "9.0", "450.1"), ("90",), "14.0"),
+        lambda: machine_gpus.wanted(("90",), "14.0"),
+    ],
+)
+def test_no_driver_is_taken_for_one_of_a_cuda_that_is_not_known(ask: Callable[[], object]) -> None:
+    with pytest.raises(ToolchainError, match=r"which driver serves CUDA 14 is not known .* _DRIVERS of"):
+        ask()
 
 
 def test_verify_says_which_worker_lacks_what(

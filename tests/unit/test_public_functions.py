@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.series import changes, forecast, model, upstream_words
-from scripts.series.rebase import Rebase
-from scripts.series.upstream_report import Signature, UpstreamChanges
+from scripts.series import changes, model
+from scripts.series.rebase.steps import Rebase
+from scripts.series.upstream import forecast
+from scripts.series.upstream import words as upstream_words
+from scripts.series.upstream.report import Signature, UpstreamChanges
 from scripts.source import matrix
 from scripts.source.releases import Release
 from tests.unit.conftest import ROOT, Make, checkout_of, fill_repository

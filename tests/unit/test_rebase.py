@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -7,7 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ import pytest
 from scripts.base import files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import affected_kernels, changes, export, lint, model, move
-from scripts.series.rebase import Rebase
-from scripts.series.rebase_state import Report
+from scripts.commands import rebase as rebase_command
+from scripts.series import affected_kernels, changes, export, lint, model
+from scripts.series.rebase import status as rebase_status
+from scripts.series.rebase.state import Report
+from scripts.series.rebase.steps import Rebase
+from scripts.series.upstream import move
+from scripts.series.upstream import words as upstream_words
 from scripts.source import matrix, pin
 from scripts.source.releases import Release
 from tests.unit import forked
@@ -317,6 +322,22 @@ def test_a_resolution_that_leaves_nothing_asks_for_a_reason(stopped: Path) -> No
     waits(stopped, r"would leave nothing.*--skip")
 
 
+def test_what_is_told_at_the_end_counts_the_patches_that_are_left(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = resume(stopped).skip("upstream has it")
+    asked: list[Sequence[str]] = []
+
+    def lines(changes: object, patches: Sequence[str], package: str | None) -> list[str]:
+        asked.append(patches)
+        return []
+
+    monkeypatch.setattr(upstream_words, "lines", lines)
+    rebase_command._tell(report, matrix.load(stopped / "wheel_matrix.toml"))
+    assert asked == [tuple(p.name for p in model.read(stopped / SERIES_FOLDER).patches)]
+    assert len(report.series) == len(report.done) - 1 == 2
+
+
 def test_skip_records_the_reason(stopped: Path) -> None:
     with pytest.raises(UsageError, match="for a reason"):
         resume(stopped).skip(" ")
@@ -432,6 +453,29 @@ def test_an_empty_commit_is_no_resolution(stopped: Path) -> None:
     waits(stopped, r"changes nothing.*--skip")
 
 
+def test_an_operation_of_git_s_that_is_not_finished_is_no_resolution(stopped: Path) -> None:
+    resolve(stopped)
+    source = stopped / "build/rebase/source"
+    user(source, "add", "--update")
+    continue_by_hand(source)
+    user(source, "rebase", "-i", "HEAD~1", GIT_SEQUENCE_EDITOR="echo break >>")
+    waits(stopped, r"in the middle of a rebase; finish it there, then .*--continue")
+    user(source, "rebase", "--continue")
+    assert resume(stopped).proceed().done[0].outcome == "resolved"
+
+
+def test_a_resolution_keeps_every_line_of_the_message(repository: Path) -> None:
+    """Git drops lines that begin with # where it thinks that a person edited a message."""
+    path = repository / SERIES_FOLDER / f"{EDIT[0].replace(' ', '-')}.patch"
+    path.write_text(path.read_text().replace("Because", "#include is\n#\nBecause"))
+    commit_state(repository)
+    with pytest.raises(ActionNeeded):
+        start(repository, UPSTREAM)
+    resolve(repository)
+    resume(repository).proceed()
+    assert "#include is\n#\nBecause" in path.read_text()
+
+
 def test_patches_that_vanish_from_the_tree_are_missed(stopped: Path) -> None:
     resolve(stopped, "value_10 = ten + 0\n")
     waits(stopped, "not yet good")
@@ -452,6 +496,68 @@ def test_work_on_a_conflict_outlives_a_kill_before_the_conflict_was_recorded(sto
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stopped": False}))
     resolve(stopped)
     assert [d.outcome for d in resume(stopped).proceed().done] == ["resolved", "clean", "clean"]
+
+
+def told_by(repository: Path) -> str:
+    return "\n".join(rebase_status.standing(resume(repository).folder).lines)
+
+
+def test_a_rebase_says_what_it_had_begun_to_write(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_and_kill(repository, repository / "wheel_matrix.toml")
+    being_written = "patches/flash-attn, wheel_matrix.toml, CHANGES.md were being written when a run ended"
+    assert f"all 3 patches have moved; {being_written}" in told_by(repository)
+    with monkeypatch.context() as during:
+        during.setattr(export, "write_folder", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            resume(repository).abort()
+    assert "were being taken back when a run ended" in told_by(repository)
+    state = resume(repository).folder.state_path
+    text = state.read_text()
+    state.write_text("{")
+    with pytest.raises(
+        SeriesError, match=r"is damaged: .*--abort .* taken back from .*rebase-aborted/before"
+    ):
+        resume(repository).proceed()
+    state.write_text(text)
+    resume(repository).proceed()
+
+
+def test_a_checkout_that_was_read_only_is_written_or_left_once_it_is_not(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of its folders can be written to; where nothing was written, nothing is put back."""
+    before, write_folder, path = snapshot(repository), export.write_folder, repository / SERIES_FOLDER
+
+    def read_only(folder: Path, *rest: Any) -> export.Exported:
+        if folder == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return write_folder(folder, *rest)
+
+    path.chmod(0o555)
+    with monkeypatch.context() as during:
+        during.setattr(export, "write_folder", read_only)
+        with pytest.raises(ActionNeeded, match=r"flash-attn: Permission denied, while .* some are not"):
+            start(repository, MOVED)
+    kept = repository / "build/rebase"
+    assert all(p.stat().st_mode & 0o200 for name in ("before", "after") for p in (kept / name).rglob("*"))
+    aborted = shutil.copytree(repository, repository.with_name("aborted"), symlinks=True)
+    with monkeypatch.context() as during:
+        during.setattr(files, "write_bytes", allowed(files.write_bytes, aborted / "build"))
+        assert "as they were" in resume(aborted).abort()
+    assert snapshot(aborted) == before
+    path.chmod(0o755)
+    resume(repository).proceed()
+    assert snapshot(repository) != before
+
+
+def allowed(write: Callable[[Path, bytes], None], folder: Path) -> Callable[[Path, bytes], None]:
+    """The same below a folder alone."""
+
+    def checked(path: Path, content: bytes) -> None:
+        assert path.is_relative_to(folder)
+        write(path, content)
+
+    return checked
 
 
 def test_work_done_after_a_kill_while_it_wrote_is_not_overwritten(repository: Path) -> None:

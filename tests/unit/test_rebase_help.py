@@ -9,7 +9,7 @@ import pytest
 
 from scripts.base import files, layout
 from scripts.base.errors import ActionNeeded, UsageError
-from scripts.series import rebase_status
+from scripts.series.rebase import status as rebase_status
 from tests.unit import test_rebase as rebasing
 from tests.unit.conftest import Command, Kept, Make, commit, user, write_files
 from tests.unit.test_rebase import (

@@ -140,14 +140,22 @@ def of(root: Path) -> tuple[Repository, matrix.Matrix]:
     return Repository(root, UsageError), matrix.load(root / "wheel_matrix.toml")
 
 
-def test_a_number_is_of_one_series(repository: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ("patches/flash-attn-4/One.patch", "patches/flash-attn-4 is another series"),
+        ("fork/flash-attn-4/flash_attn/cute/fork_more.py", "fork/flash-attn-4 has other files"),
+    ],
+)
+def test_a_number_is_of_one_series(repository: Path, changed: str, told: str) -> None:
     release_notes.check_revision(*of(repository))
     tag(repository, "v2.8.3.post1+det.0")
     release_notes.check_revision(*of(repository))
-    (repository / "patches/flash-attn-4/One.patch").write_text("other\n")
+    (repository / changed).parent.mkdir(parents=True, exist_ok=True)
+    (repository / changed).write_text("other\n")
     commit_state(repository)
     with pytest.raises(
-        UsageError, match=r"flash-attn-4 has revision 1, as v2\.8\.3\.post1\+det\.0 has, and pat"
+        UsageError, match=rf"flash-attn-4 has revision 1, as v2\.8\.3\.post1\+det\.0 has, and {told}"
     ):
         release_notes.check_revision(*of(repository))
     text = (repository / "wheel_matrix.toml").read_text()

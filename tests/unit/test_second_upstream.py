@@ -17,9 +17,10 @@ from scripts.base import layout
 from scripts.base.errors import SeriesError, UpstreamError, UsageError, WheelError
 from scripts.base.git import Repository
 from scripts.commands import forecast as forecast_command
-from scripts.series import changes, forecast, ground, landed, lint, model, tree
+from scripts.series import changes, ground, lint, model, tree
 from scripts.series.own import OwnFiles
-from scripts.series.rebase import Rebase
+from scripts.series.rebase.steps import Rebase
+from scripts.series.upstream import forecast, landed
 from scripts.source import matrix, pin, releases, sdist, upstream
 from scripts.source.releases import Release
 from scripts.wheels.packing import python_wheel

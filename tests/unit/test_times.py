@@ -49,8 +49,7 @@ def test_a_run_writes_the_seconds_of_each_test_and_shows_those_of_each_file(
         f"test_{name}.py::test_{case}" for name in ("one", "other") for case in ("one", "turn")
     ]
     assert 0.01 <= max(told.tests.values()) <= told.seconds + 0.1  # which is rounded to that
-    if not side_by_side:
-        assert told.turns == {f"test_{name}.py::test_turn": [1] for name in ("one", "other")}
+    assert told.turns == {f"test_{name}.py::test_turn": [1] for name in ("one", "other")}
     assert "2 tests  test_other.py" in done.stdout
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.json"]
 
@@ -97,12 +96,14 @@ def test_too_long_is_an_error_where_every_turn_ran(
     assert "error: the ring ci took 5000 s; its limit is 1800" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("side_by_side", [1, 2])
 def test_a_ring_is_what_runs_each_time_and_the_longest_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], side_by_side: int
 ) -> None:
     monkeypatch.setattr(times, "slowness", lambda: 1.0)
     tests = {"a.py::each": 1000.0, "a.py::first": 500.0, "a.py::last": 900.0, "a.py::both": 10.0}
     turns = {"a.py::first": [0], "a.py::last": [2], "a.py::both": [0, 2]}
+    tests = {name: seconds * side_by_side for name, seconds in tests.items()}
     times.Run(2410.0, tests, turns).write(tmp_path / "run.json")
     assert times.main(["ci", "--every-turn", str(tmp_path / "run.json")]) == 0
     said = capsys.readouterr().out

@@ -72,6 +72,8 @@ def test_a_hostile_git_configuration_changes_no_byte(
     request.getfixturevalue("hostile_git")
     hostile = apply(model.read(patches), tmp_path / "hostile/work/source")
     assert hostile.commit == plain.commit
+    for key, value in {"format.signOff": "true", "core.bigFileThreshold": "1"}.items():
+        user(hostile.root, "config", key, value)  # of the tree's own repository, which no variable shuts out
     assert export.export(hostile.root, patches) == NOTHING
     assert content(patches) == before
 
@@ -186,22 +188,81 @@ def test_work_committed_on_the_tree_is_not_overwritten(
     assert (applied.root / "mine.h").exists()
 
 
-@pytest.mark.parametrize("state", ["dirty", "rebase", "empty"])
-def test_export_refuses_a_tree_that_is_not_finished(patches: Path, applied: tree.Tree, state: str) -> None:
+def loose(root: Path) -> None:
+    (root / "setup.py").write_text("mine\n")
+
+
+def rebase_in_progress(root: Path) -> None:
+    user(root, "rebase", "-i", "HEAD~1", GIT_SEQUENCE_EDITOR="echo break >")
+
+
+def picks_in_progress(root: Path) -> None:
+    """Two commits were to be picked; the first met a conflict, and was committed by hand."""
+    for number in range(2):
+        write_files(root, {f"flash_attn/new_{number}.py": "1\n", "setup.py": f"{number}\n"})
+        commit(root, "-m", message(f"Add file {number}"))
+    user(root, "reset", "--quiet", "--hard", "HEAD~2")
+    with pytest.raises(subprocess.CalledProcessError):
+        user(root, "cherry-pick", "HEAD@{1}", "HEAD@{2}")
+    commit(root, "-m", message("Add file 1"))
+
+
+def older(root: Path) -> None:
+    user(root, "checkout", "--quiet", "HEAD~1")
+
+
+def committed_on_an_older_one(root: Path) -> None:
+    older(root)
+    write_files(root, {"flash_attn/mine.py": "1\n"})
+    commit(root, "-m", message("Add mine"))
+
+
+def bisect(root: Path) -> None:
+    user(root, "bisect", "start", "HEAD", "base")
+
+
+@pytest.mark.parametrize(
+    ("act", "expected", "back"),
+    [
+        (loose, "uncommitted", ""),
+        (rebase_in_progress, "in the middle of a rebase", "rebase --abort"),
+        (lambda root: user(root, "reset", "--quiet", "--hard", "base"), "no commit that", ""),
+        (
+            older,
+            r"HEAD is on no branch: it is \w+, and series has 1 more commit\. .* checkout series",
+            "checkout series",
+        ),
+        (
+            committed_on_an_older_one,
+            "HEAD is on no branch: .* 1 commit that series lacks, and lacks 1 commit of series. .* checkout",
+            "checkout series",
+        ),
+        (
+            lambda root: user(root, "checkout", "--quiet", "--detach"),
+            "HEAD is on no branch: .* checkout -B series",
+            "checkout -B series",
+        ),
+        (bisect, "in the middle of a bisect; .* bisect reset", "bisect reset"),
+        (picks_in_progress, "in the middle of a cherry-pick or revert", "cherry-pick --quit"),
+        (
+            lambda root: user(root, "checkout", "--quiet", "-b", "mine", "HEAD~1"),
+            r"would remove Add-a-header\.patch, which series still has. .* checkout series",
+            "checkout series",
+        ),
+    ],
+)
+def test_export_refuses_a_tree_that_is_not_finished(
+    patches: Path, applied: tree.Tree, act: Callable[[Path], object], expected: str, back: str
+) -> None:
     before = content(patches)
-    repository = Repository(applied.root, SeriesError)
-    if state == "dirty":
-        (applied.root / "setup.py").write_text("mine\n")
-    elif state == "rebase":
-        (applied.root / ".git/rebase-merge").mkdir()
-    else:
-        repository.run("reset", "--quiet", "--hard", applied.base)
-    with pytest.raises(
-        SeriesError,
-        match={"dirty": "uncommitted", "rebase": "in the middle", "empty": "no commit that"}[state],
-    ):
-        export.export(applied.root, patches)
-    assert content(patches) == before
+    act(applied.root)
+    for check in (False, True):
+        with pytest.raises(SeriesError, match=expected) as told:
+            export.export(applied.root, patches, check=check)
+        assert content(patches) == before
+    if back and back in str(told.value):  # the way back that is told leads there
+        user(applied.root, *back.split())
+        assert not any(name in before for name in export.export(applied.root, patches).removed)
 
 
 # --- what somebody did in the tree is never thrown away unasked ---
@@ -225,10 +286,6 @@ def branch(root: Path) -> None:
     user(root, "checkout", "--quiet", "series")
 
 
-def rebase_in_progress(root: Path) -> None:
-    user(root, "rebase", "-i", "HEAD~1", GIT_SEQUENCE_EDITOR="echo break >")
-
-
 @pytest.mark.parametrize(
     ("act", "expected"),
     [
@@ -243,6 +300,7 @@ def rebase_in_progress(root: Path) -> None:
             lambda root: user(root, "reset", "--quiet", "--hard", "HEAD~1"),
             r"lacks the last 1 of the commits .*git reset",
         ),
+        (older, "HEAD is on no branch: .* checkout series"),
     ],
 )
 def test_a_changed_series_does_not_replace_a_tree_that_holds_work(
@@ -374,6 +432,25 @@ def test_stashes_of_a_tree_that_is_replaced_are_kept(series: model.Series, appli
         "for-each-ref", "--format=%(refname)", "refs/replaced/*/stashes/*", writes=False
     ).split()
     assert [repository.read(f"{name}:setup.py") for name in kept] == [b"mine too\n", b"mine\n"]
+
+
+@pytest.mark.parametrize(
+    "ref", ["refs/heads/uncommitted", "refs/heads/uncommitted/x", "refs/series/aborted/x"]
+)
+def test_commits_of_every_name_outlive_a_reset_beside_what_was_not_committed(
+    series: model.Series, applied: tree.Tree, ref: str
+) -> None:
+    repository = Repository(applied.root, SeriesError)
+    mine = user(applied.root, "commit-tree", "-p", "HEAD", "-m", "mine", "HEAD^{tree}").strip()
+    user(applied.root, "update-ref", ref, mine)
+    write_files(applied.root, {"setup.py": "mine\n"})
+    apply(series, applied.root, reset=True)
+    kept = repository.run("for-each-ref", "--format=%(objectname) %(refname)", writes=False)
+    assert mine in kept
+    (loose,) = re.findall(r"(?m) (refs/replaced/[^/]+/uncommitted)$", kept)
+    assert repository.read(f"{loose}:setup.py") == b"mine\n"
+    if ref.startswith("refs/series"):  # what an edit that was dropped told
+        assert repository.resolve(ref) == mine
 
 
 def test_commits_of_linked_work_trees_outlive_a_reset(
@@ -590,7 +667,7 @@ def merge(root: Path) -> None:
         (merge, r"Merge branch 'side'.* is a merge"),
         (
             lambda root: user(root, "commit", "--quiet", "--amend", "-m", message("A\n\n---\nb")),
-            r"has no trailer Upstream-Status",
+            r"line 3 of its message, '---', would come back as ''",
         ),
     ],
 )

@@ -59,12 +59,15 @@ def test_a_turn_that_never_comes_is_an_error(marker: str, commits: Path, tmp_pat
     assert f"name turns from 0 to {turns.TURNS - 1}" in done.stderr
 
 
-def test_a_run_takes_one_part_and_tells_what_it_leaves_to_other_turns(commits: Path, tmp_path: Path) -> None:
-    every = f"@parts([*range({turns.TURNS})])\ndef test_it(part): print('took', part)\n"
-    done = collected(every, tmp_path, "--all-cases", "-s")
+@pytest.mark.parametrize("lanes", [(), ("-p", "xdist", "--numprocesses=2", "--dist=loadfile")])
+def test_a_run_takes_one_part_and_tells_what_it_leaves_to_other_turns(
+    commits: Path, tmp_path: Path, lanes: tuple[str, ...]
+) -> None:
+    every = f"@parts([*range({turns.TURNS})])\ndef test_it(part): pass\n"
+    done = collected(every, tmp_path, "--all-cases", "-rA", *lanes)
     own, others = 5, turns.TURNS - 1  # after five commits
-    assert f"took {own + 1}/{turns.TURNS}" in done.stdout
-    assert f"1 passed, {others} deselected" in done.stdout
+    assert f"test_it[{own + 1}/{turns.TURNS}]" in done.stdout
+    assert "1 passed" in done.stdout
     assert f"left to other turns: {others} cases" in done.stdout
     for turn in {*range(turns.TURNS)} - {own}:
         assert f"turn {turn}: test_it.py::test_it[{turn + 1}/{turns.TURNS}]" in done.stdout
@@ -75,11 +78,25 @@ def test_a_run_takes_one_part_and_tells_what_it_leaves_to_other_turns(commits: P
     assert f"left to other turns: {turns.TURNS} cases; --every-turn runs them" in alone.stdout
 
 
+def test_files_that_are_apart_run_beside_the_others_which_one_process_runs(
+    commits: Path, tmp_path: Path
+) -> None:
+    apart = min(turns.APART)
+    folder = turns.ROOT / "tests/integration"
+    assert {f"{name}.py" for name in turns.APART} <= {path.name for path in folder.iterdir()}
+    told = "pathlib.Path(__file__).with_suffix('.ran').write_text(os.environ['PYTEST_XDIST_WORKER'])"
+    for name in ("test_one", "test_other", apart):
+        (tmp_path / f"{name}.py").write_text(f"import os, pathlib\ndef test_it(): {told}\n")
+    done = collected("", tmp_path, "-p", "xdist", "--numprocesses=2", "--dist=loadfile")
+    assert done.returncode == 0, done.stdout
+    ran = {path.stem: path.read_text() for path in tmp_path.glob("*.ran")}
+    assert ran["test_one"] == ran["test_other"] != ran[apart]
+
+
 def test_what_only_a_release_runs_takes_no_turn(commits: Path, tmp_path: Path) -> None:
     case = "@pytest.mark.release\ndef test_it(): pass\n"
     assert "1 passed" in collected(case, tmp_path, "--every-turn").stdout
     done = collected(case, tmp_path, "--all-cases")
-    assert "1 deselected" in done.stdout
     assert "left to a release: test_it.py::test_it" in done.stdout
 
 

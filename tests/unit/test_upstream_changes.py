@@ -10,10 +10,12 @@ import pytest
 from scripts.base.errors import ActionNeeded, UpstreamError
 from scripts.base.git import Repository
 from scripts.commands import forecast as forecast_command
-from scripts.series import forecast, model, own, upstream_words
-from scripts.series.rebase import Rebase
-from scripts.series.rebase_state import Report
-from scripts.series.upstream_report import Listing, UpstreamChanges
+from scripts.series import model, own
+from scripts.series.rebase.state import Report
+from scripts.series.rebase.steps import Rebase
+from scripts.series.upstream import forecast
+from scripts.series.upstream import words as upstream_words
+from scripts.series.upstream.report import Listing, UpstreamChanges
 from scripts.source import kernel_set, matrix
 from scripts.source.releases import Release
 from tests.unit.conftest import BASE, GONE, PIN, ROOT, Make, checkout_of, commit_each, fill_repository

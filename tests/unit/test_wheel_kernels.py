@@ -94,12 +94,13 @@ def wheel(tmp_path: Path) -> Wheel:
         architecture: int = 90,
         name: str = WHEEL_NAME,
         more: dict[str, bytes] | None = None,
+        tables: dict[str, bytes] | None = None,
     ) -> Path:
         sections = {}
         for kernel_name, words in code.items():
             sections[f".text.{kernel_name}"] = b"".join(words)
             sections[f".nv.info.{kernel_name}"] = info(BASE, 0x40)
-        cubin = compiled(tmp_path, sections)
+        cubin = compiled(tmp_path, {**sections, **(tables or {})})
         content = fatbin(entry(cubin, architecture, packed=True))
         library = compiled(tmp_path, {".nv_fatbin": content}, "-shared", "-nostdlib")
         return whole_wheel(tmp_path / folder, name, more={"flash_attn_2_cuda.so": library, **(more or {})})
@@ -167,6 +168,21 @@ def test_provenance_and_version_are_left_out_of_files(tmp_path: Path, wheel: Whe
     same = wheel("same", OLD, name=other, more={"flash_attn/a.py": b"new\n", "flash_attn/v.h": b""})
     done = command("compare", "--wheels", str(new), str(same))
     assert (done.status, "No kernel and no file differs" in done.out) == (0, True), done.err
+
+
+@pytest.mark.parametrize("section", [".nv.constant3", ".nv.global.init"])
+def test_tables_of_all_kernels_are_part_of_each(wheel: Wheel, section: str) -> None:
+    """Of __constant__ and __device__ variables: no section that has a kernel's name."""
+    old, new = (contents.read(wheel(f"table {n}", OLD, tables={section: bytes([n])})) for n in (1, 2))
+    before, after = (wheel_kernels.kernels(one, wheel_kernels.pieces(one)) for one in (old, new))
+    found = wheel_kernels.compare(before, after, LeftOut(names=True, offsets=True), say)
+    assert (len(found.changed), found.gone) == (len(OLD), ())
+
+
+def test_a_compiled_file_that_one_wheel_lacks_is_told(tmp_path: Path, wheel: Wheel) -> None:
+    library = {"flash_attn/other.so": compiled(tmp_path, {".more": b"1"}, "-shared", "-nostdlib")}
+    old, new = (contents.read(wheel(name, OLD, more=more)) for name, more in (("old", library), ("new", {})))
+    assert wheel_kernels.files(old, new).gone == ("flash_attn/other.so",)
 
 
 def test_kernels_that_differ_are_told_with_their_figures(wheel: Wheel, command: Command) -> None:

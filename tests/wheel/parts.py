@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Case = TypeVar("Case")
 
@@ -26,3 +26,18 @@ def left_out(cases: Sequence[Case], part: tuple[int, int]) -> list[Case]:
     """The cases of the other parts: part K has the Kth of each N."""
     which, of = part
     return [case for at, case in enumerate(cases, start=1) if (at - which) % of]
+
+
+def add_option(parser: Any, cases: str) -> None:
+    """Add ``--part`` to pytest, which takes a part of these cases."""
+    told = f"of {cases}, part K of N alone: 1/6 to 6/6 are all"
+    parser.addoption("--part", metavar="K/N", type=parse, default=None, help=told)
+
+
+def deselect(config: Any, items: list[Any], divided: list[Any]) -> None:
+    """Leave to other runs what ``--part`` does not name of the divided items."""
+    if (part := config.getoption("--part")) is not None:
+        others = left_out(divided, part)
+        gone = set(others)
+        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=others)

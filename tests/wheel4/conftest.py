@@ -61,27 +61,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="sm_90",
         help="what to compile for where there is no GPU: sm_80, sm_90 (the default), sm_100 or sm_120",
     )
-    parser.addoption(
-        "--part",
-        metavar="K/N",
-        type=parts.parse,
-        default=None,
-        help="of the GPU half's cases, part K of N alone: 1/6 to 6/6 are all",
-    )
+    parts.add_option(parser, "the GPU half's cases, and others that compile as long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if (part := config.getoption("--part")) is None:
-        return
-    left_out = parts.left_out([item for item in items if item.get_closest_marker("gpu")], part)
-    others = set(left_out)
-    items[:] = [item for item in items if item not in others]
-    config.hook.pytest_deselected(items=left_out)
+    parts.deselect(config, items, [i for i in items if any(map(i.get_closest_marker, ("gpu", "in_parts")))])
 
 
 def pytest_configure(config: pytest.Config) -> None:
     global _made  # noqa: PLW0603
     ledger.configure(config, Path(__file__).resolve().parent)
+    config.addinivalue_line("markers", "in_parts: --part divides these too, which need no GPU")
     folder = config.getoption("--kernels") if machine.GPU else None
     if not hasattr(config, "workerinput"):  # whose environment is this one's
         if folder is None:

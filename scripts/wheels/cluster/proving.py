@@ -145,6 +145,7 @@ def need_of(path: Path, run: str, find: Finder = machine_gpus.found) -> Need:
     """What a wheel says of itself that decides where it can be proved."""
     facts = verify.facts_of(path)
     told = facts.provenance
+    machine_gpus.first_driver(told.cuda)  # here: a worker that cannot tell is asked in vain
     return Need(run, path.name, sha256(path), told.architectures, told.cuda, find)
 
 

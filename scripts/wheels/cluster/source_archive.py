@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.base import files
+from scripts.base import archives, files
 
 if TYPE_CHECKING:
     from scripts.series.tree import Snapshot
@@ -59,6 +59,6 @@ def unpacked(packed: Packed, folder: Path) -> Path:
             with tempfile.TemporaryDirectory(dir=root.parent) as aside:
                 work = Path(aside) / "source"
                 with tarfile.open(fileobj=io.BytesIO(packed.content), mode="r:gz") as archive:
-                    archive.extractall(work, filter="data")
+                    archives.write_all(archive, work)
                 work.replace(root)
     return root

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import files, layout
+from scripts.base.errors import SeriesError
+from scripts.series import own as own_files
 from scripts.wheels.compiling import kernels
 from scripts.wheels.toolchain import compilers, tvm_ffi
 
@@ -51,19 +54,30 @@ def write(loaded: Matrix, series: Series, applied: Tree) -> Path | None:
 
 
 def _link(folder: Path, series: Series, applied: Tree) -> None:
-    """Make the folder of links; those that are right stay, which costs no time."""
+    """Make the folder of links; those that are right stay, which costs no time.
+
+    Raises:
+        SeriesError: a file is in a link's place.
+    """
     names = [
         p.relative_to(applied.root).as_posix() for p in (applied.root / _LINKED).rglob("*") if p.is_file()
     ]
     own = series.own
     wanted = {folder / n: own.place(n) if n in own.contents else applied.root / n for n in names}
-    for link in (folder / _LINKED).rglob("*"):
+    for link in list((folder / _LINKED).rglob("*")):
         if link.is_symlink() and (link not in wanted or link.readlink() != wanted[link]):
-            link.unlink()
+            link.unlink(missing_ok=True)  # another run may have done it
+            own_files.remove_empty(folder, link)
     for link, file in wanted.items():
         if not link.is_symlink():
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file)
+            with suppress(FileExistsError):
+                link.symlink_to(file)
+        if not link.is_symlink():
+            raise SeriesError(
+                f"{link} is a file where a link to {file} was: an editor wrote it in the link's place. Take "
+                "what was changed there into the file, then delete it."
+            )
     (folder / _OF_CURAND).touch()
 
 

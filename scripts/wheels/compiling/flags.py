@@ -28,7 +28,22 @@ NVCC_FLAGS = (
 )
 
 
-CORE_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-fvisibility=hidden")
+# Of CUDA's functions, those whose calls within the library the linker sends to the core's own, which take
+# less time (core/launch.cpp). Two have private names: a build without needs none of them.
+WRAPPED = (
+    ()
+    if os.environ.get("FORK_NO_WRAP") == "1"
+    else (
+        *("cudaDeviceGetAttribute", "cudaFuncSetAttribute", "cudaGetDevice"),
+        *("__cudaGetKernel", "__cudaLaunchKernel"),
+    )
+)
+
+
+CORE_FLAGS = (
+    *("-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-fvisibility=hidden"),
+    *(["-DFORK_WRAPPED"] if WRAPPED else []),
+)
 
 
 # Of upstream's binding.

@@ -89,17 +89,28 @@ def _answers(
                     found = page_choices.offers(group, gpu, cuda, releases, url)
                     key = "|".join((gpu.capability, cuda, torch, package))
                     if found:
-                        note = _elsewhere(torch, cuda, torch_cuda.get(releases[0], cuda))
+                        note = _elsewhere(torch, cuda, torch_cuda.get(releases[0]))
                         answers[key] = {"offers": [asdict(offer) for offer in found], "note": note}
                     else:
                         answers[key] = {"offers": [], "note": _why_none(group, gpu.names, cuda, torch)}
     return answers
 
 
-def _elsewhere(torch: str, cuda: str, built_for: str) -> str:
-    """What to do where PyPI's torch is for another CUDA."""
-    if built_for.partition(".")[0] == cuda:
+def _elsewhere(torch: str, cuda: str, built_for: str | None) -> str:
+    """What to do where PyPI's torch is for another CUDA, or for one that is not known here.
+
+    >>> _elsewhere("2.8", "12", "12.8"), _elsewhere("any", "13", None), _elsewhere("2.8", "any", None)
+    ('', '', '')
+    >>> _elsewhere("2.8", "13", "12.8")
+    "PyPI's torch 2.8 is built for CUDA 12.8. Install a torch 2.8 for CUDA 13 first."
+    >>> _elsewhere("9.9", "13", None)
+    "Which CUDA PyPI's torch 9.9 is built for is not known here. Take a torch 9.9 for CUDA 13."
+    """
+    if page_choices.ANY in (torch, cuda) or (built_for or "").partition(".")[0] == cuda:
         return ""
+    if built_for is None:
+        is_unknown = f"Which CUDA PyPI's torch {torch} is built for is not known here."
+        return f"{is_unknown} Take a torch {torch} for CUDA {cuda}."
     return (
         f"PyPI's torch {torch} is built for CUDA {built_for}. Install a torch {torch} for CUDA {cuda} first."
     )

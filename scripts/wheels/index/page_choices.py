@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from packaging.version import Version
 
+from scripts.base.errors import WheelError
 from scripts.source.gpus import GPUS, Gpu, serving
 from scripts.source.matrix_tables import PYTHONS
 from scripts.wheels.index.installers import FILES, SIMPLE
@@ -58,7 +59,12 @@ def gpus_of(entry: Entry) -> tuple[Gpu, ...]:
     if entry.wheel.facts.architectures:
         return serving(entry.wheel.facts.architectures)
     known = _COMPILES.get(entry.wheel.name)
-    return tuple(gpu for gpu in GPUS if known is None or gpu.capability in known)
+    if known is None:
+        raise WheelError(
+            f"{entry.file}: nothing says which GPUs it serves; write them into _COMPILES of "
+            "scripts/wheels/index/page_choices.py."
+        )
+    return tuple(gpu for gpu in GPUS if gpu.capability in known)
 
 
 def choices(entries: Iterable[Entry], torch_cuda: Mapping[str, str]) -> Choices:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from scripts.base import files
 from scripts.base.errors import ToolchainError, WheelError
 from scripts.base.process import run
-from scripts.wheels.compiling.flags import HIDDEN_OPTIONS
+from scripts.wheels.compiling.flags import HIDDEN_OPTIONS, WRAPPED
 from scripts.wheels.compiling.kernels import FORK
 from scripts.wheels.toolchain import tvm_ffi
 from scripts.wheels.trust.binaries import EXTENSION, LIBRARY, LIBRARY_IN_WHEEL, needed
@@ -37,13 +37,6 @@ class Product(Enum):
 
 
 _THROWER = '#include <stdexcept>\nvoid thrower() { throw std::runtime_error("thrown"); }\n'
-_WRAPPED = (
-    "cudaDeviceGetAttribute",
-    "cudaFuncSetAttribute",
-    "cudaGetDevice",
-    "__cudaGetKernel",
-    "__cudaLaunchKernel",
-)
 
 
 def ffi_options(toolchain: Toolchain) -> list[str]:
@@ -67,7 +60,7 @@ def link_options(toolchain: Toolchain, product: Product) -> list[str]:
         up = _way(f"{FORK.extension}/{EXTENSION}", str(PurePosixPath(LIBRARY_IN_WHEEL).parent))
         return [*own, f"-Wl,-soname,{EXTENSION}", *_searching(up, first=True), f"-l:{tvm_ffi.LIBRARY}"]
     # Its own calls stay within, whatever functions of these names a program has.
-    within = ["-Wl,-Bsymbolic-functions", *(f"-Wl,--wrap={name}" for name in _WRAPPED)]
+    within = ["-Wl,-Bsymbolic-functions", *(f"-Wl,--wrap={name}" for name in WRAPPED)]
     library = [*own, f"-Wl,-soname,{LIBRARY}", *within]
     if product is Product.LIBRARY:
         return [*library, *_searching(_way(LIBRARY_IN_WHEEL, f"{runtime_package(major)}/lib")), runtime]
@@ -160,10 +153,10 @@ FLASH_ATTENTION_V2_1 {
     local: *;
 };
 """
-# What the binding calls: the core's functions that its source shows (core/shown.h).
+# What the binding calls: the table of the core's functions (core/bound.h).
 _PRIVATE = """
 FLASH_ATTENTION_V2_PRIVATE {
-    global: extern "C++" { flash::core::*; };
+    global: flash_attn_core;
 };
 """
 # The symbols of ours that others may see.

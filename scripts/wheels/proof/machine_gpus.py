@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from scripts.base.errors import BuildError, ToolchainError
 from scripts.base.process import run
 from scripts.source import gpus
+from scripts.source.matrix_checks import too_early
+from scripts.source.matrix_tables import ARCHITECTURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +72,24 @@ def _visible(listed: list[Gpu]) -> tuple[Gpu, ...]:
     return tuple(left)
 
 
+def first_driver(cuda: str) -> int:
+    """The first branch of NVIDIA's driver that serves a CUDA release; 0 of a wheel that names none.
+
+    Raises:
+        ToolchainError: it is not known here, so that no driver is taken for one that serves it.
+
+    >>> first_driver("13.0"), first_driver("")
+    (580, 0)
+    """
+    major = cuda.partition(".")[0]
+    if major and major not in _DRIVERS:
+        raise ToolchainError(
+            f"which driver serves CUDA {major} is not known here; write its first branch into _DRIVERS of "
+            "scripts/wheels/proof/machine_gpus.py."
+        )
+    return _DRIVERS[major] if major else 0
+
+
 def runs(gpu: Gpu, architectures: Sequence[str], cuda: str) -> bool:
     """Whether a GPU runs machine code of these compute capabilities, and its driver this CUDA.
 
@@ -83,7 +103,7 @@ def runs(gpu: Gpu, architectures: Sequence[str], cuda: str) -> bool:
     """
     fits = not architectures or any(gpus.runs(each, gpu.compute_capability) for each in architectures)
     branch = int(gpu.driver.partition(".")[0]) if gpu.driver[:1].isdigit() else 0
-    return fits and branch >= _DRIVERS.get(cuda.partition(".")[0], 0)
+    return fits and branch >= first_driver(cuda)
 
 
 def wanted(architectures: Sequence[str], cuda: str) -> str:
@@ -93,5 +113,28 @@ def wanted(architectures: Sequence[str], cuda: str) -> str:
     'compute capability 8.0 or 9.0, and a driver from 580'
     """
     words = " or ".join(f"{a[:-1]}.{a[-1]}" for a in architectures)
-    driver = _DRIVERS.get(cuda.partition(".")[0])
+    driver = first_driver(cuda)
     return f"compute capability {words or 'any'}" + (f", and a driver from {driver}" if driver else "")
+
+
+def unserved(found: Sequence[Gpu], architectures: Sequence[str], cuda: str) -> str | None:
+    """That no GPU of a machine runs code for these compute capabilities, in words; None where one does.
+
+    ``cuda``: the release that it is compiled with.
+
+    >>> unserved([Gpu("GPU-1", "RTX 4090", "8.9", "580.1")], ("90",), "13.0")
+    "this machine's RTX 4090 (compute capability 8.9) runs nothing for 9.0; --arch 89 is for it"
+    >>> unserved([Gpu("GPU-1", "RTX 5090", "12.0", "580.1")], ("90",), "12.4")
+    "this machine's RTX 5090 (compute capability 12.0) runs nothing for 9.0; CUDA 12.4 has nothing for it"
+    >>> unserved([Gpu("GPU-1", "A30", "8.0", "1"), Gpu("GPU-2", "H200", "9.0", "1")], ("90",), "13.0")
+    >>> unserved([], ("90",), "13.0")
+    """
+    if not found or any(gpus.runs(each, gpu.compute_capability) for each in architectures for gpu in found):
+        return None
+    kinds = {gpu.compute_capability: gpu.name for gpu in found}
+    has = ", ".join(f"{name} (compute capability {capability})" for capability, name in kinds.items())
+    runs_for = " or ".join(f"{a[:-1]}.{a[-1]}" for a in architectures)
+    names = [capability.replace(".", "") for capability in kinds]
+    fitting = [name for name in names if name in ARCHITECTURES and not too_early(cuda, (name,))]
+    way = f"--arch {','.join(fitting)} is for it" if fitting else f"CUDA {cuda} has nothing for it"
+    return f"this machine's {has} runs nothing for {runs_for}; {way}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from scripts.base.git import Repository
     from scripts.source.matrix import Matrix
+    from scripts.source.matrix_tables import UpstreamTable
 
 CHANGES = "CHANGES.md"
 _END = (
@@ -47,7 +48,7 @@ def check_revision(repository: Repository, matrix: Matrix) -> None:
     """A release's number says which series it has.
 
     Raises:
-        UsageError: the tag is another commit's, or the release before has this number and other patches.
+        UsageError: the tag is another commit's, or the release before has this number and another series.
     """
     tag = tag_of(matrix)
     status, tagged, _ = repository.attempt("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
@@ -61,15 +62,23 @@ def check_revision(repository: Repository, matrix: Matrix) -> None:
         return
     said = parts(_text(repository, before))
     for loaded in matrix.each():
-        here, there = (_trees(repository, name, loaded.table.series) for name in ("HEAD", before))
         told = said.get(loaded.upstream.distribution)
-        if told is None or told.version != loaded.upstream.version or here == there:
+        other = " and ".join(_others(repository, before, loaded.table))
+        if told is None or told.version != loaded.upstream.version or not other:
             continue
         if _revision(repository, before, loaded.name) == loaded.table.revision:
             raise UsageError(
                 f"{matrix.path.name}: {loaded.name} has revision {loaded.table.revision}, as {before} has, "
-                f"and {loaded.table.series} is another series. Raise it."
+                f"and {other}. Raise it."
             )
+
+
+def _others(repository: Repository, before: str, table: UpstreamTable) -> Iterator[str]:
+    """What of an upstream is not as it was in another commit: its patches, its own files."""
+    for folder, what in ((table.series, "is another series"), (table.own, "has other files")):
+        here, there = (_trees(repository, name, folder) if folder else "" for name in ("HEAD", before))
+        if here != there:
+            yield f"{folder} {what}"
 
 
 def _trees(repository: Repository, commit: str, folder: str) -> str:

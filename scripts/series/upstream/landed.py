@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from unidiff.patch import PatchSet
 
-from scripts.series.move import Outcome
+from scripts.series.upstream.move import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scripts.base.git import Repository
     from scripts.series.model import Patch
-    from scripts.series.move import Workspace
+    from scripts.series.upstream.move import Workspace
 
 
 def needs(repository: Repository, commits: Sequence[str]) -> dict[str, frozenset[str]]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripts.series import public_functions, relied_functions, upstream_report
-from scripts.series.upstream_report import Listing, Signature, UpstreamChanges
+from scripts.series.upstream import public_functions, relied_functions, report as upstream_report
+from scripts.series.upstream.report import Listing, Signature, UpstreamChanges
 from scripts.source import build_script, kernel_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from scripts.base.git import Repository
-    from scripts.series.move import Workspace
+    from scripts.series.upstream.move import Workspace
     from scripts.source.matrix_tables import Upstream
 
 
@@ -29,7 +29,7 @@ def compare(
     """Compare the two bases of a workspace.
 
     Args:
-        space: from :func:`scripts.series.move.workspace`.
+        space: from :func:`scripts.series.upstream.move.workspace`.
         patches: their names, in the order of the series.
         package: of a python upstream.
         git: upstream's repository with the old and the new commit, where there is one.

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from scripts.base import documents, files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import ground, move, tree
-from scripts.series.rebase_state import ABORT, GO_ON, SKIP, STATE, State, under_way
-from scripts.series.resolution import Stop
+from scripts.series import ground, tree
+from scripts.series.rebase.resolution import Stop
+from scripts.series.rebase.state import ABORT, GO_ON, SKIP, STATE, State, under_way
+from scripts.series.upstream import move
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-_DROP = f"{ABORT} drops the rebase, patches/ is untouched"
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,16 @@ class Folder:
         files.write(self.state_path, state.as_text())
         return state
 
+    @property
+    def _drop(self) -> str:
+        """How to get rid of a rebase whose state is damaged, in words."""
+        kept = self.path.with_name(f"{self.path.name}-aborted") / "before"
+        began = (self.path / "before").is_dir()
+        after = (
+            f"what it began to write is to be taken back from {kept}" if began else "patches/ is untouched"
+        )
+        return f"{ABORT} drops the rebase, {after}"
+
     def load(self) -> State:
         """The state, checked against the repository beside it.
 
@@ -62,17 +71,17 @@ class Folder:
         """
         if not under_way(self.path):
             raise UsageError("no rebase is under way; nox -s rebase -- VERSION starts one.")
-        state = documents.read(State, self.state_path, error=SeriesError, remedy=_DROP)
+        state = documents.read(State, self.state_path, error=SeriesError, remedy=self._drop)
         repository = self.repository
         if not repository.is_top_level():
-            raise SeriesError(f"{self.source} is gone; {_DROP}.")
+            raise SeriesError(f"{self.source} is gone; {self._drop}.")
         for what, commit in (
             ("the old base", state.old_base),
             ("the new base", state.new_base),
             ("the old series", state.tip),
         ):
             if repository.attempt("cat-file", "-e", f"{commit}^{{commit}}")[0] != 0:
-                raise SeriesError(f"{self.source} has lost {what}, {commit}; {_DROP}.")
+                raise SeriesError(f"{self.source} has lost {what}, {commit}; {self._drop}.")
         if repository.resolve("refs/series/backup") != state.tip:
             raise SeriesError(
                 f"{self.source}: refs/series/backup is not the series that was to be moved; "
@@ -87,7 +96,6 @@ class Folder:
             state.old_base,
             state.tip,
             state.new_base,
-            state.old_pin.version,
             state.new_pin.version,
         )
 

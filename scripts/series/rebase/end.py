@@ -27,21 +27,22 @@ from scripts.series import (
     lint_features,
     model,
     own_tree,
-    rebase_folder,
-    rebase_upstream,
     uncommitted,
+    unfinished,
     whole,
 )
 from scripts.series import own as own_files
 from scripts.series import tree as work_tree
-from scripts.series.rebase_state import ABORT, GO_ON, MATRIX_AND_CHANGES, Report, State
+from scripts.series.rebase import folder as rebase_folder
+from scripts.series.rebase import new_upstream as rebase_upstream
+from scripts.series.rebase.state import ABORT, GO_ON, MATRIX_AND_CHANGES, Report, State
 from scripts.source import kernel_set, pin
 from scripts.source import matrix as matrix_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from scripts.series.rebase_folder import Folder
+    from scripts.series.rebase.folder import Folder
 
 
 def _digest(path: Path) -> str:
@@ -57,7 +58,7 @@ def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Re
         ActionNeeded: a person must amend something first; nothing was written unless the message says so.
     """
     repository = folder.repository
-    operation = work_tree.in_progress(folder.source) or uncommitted.changes(repository)
+    operation = unfinished.in_progress(folder.source) or uncommitted.changes(repository)
     if operation:
         raise ActionNeeded(
             f"{folder.source} is not finished ({operation}); commit or finish it there, then {GO_ON}."
@@ -69,15 +70,7 @@ def finish(folder: Folder, state: State, compiler: guards.Compiler | None) -> Re
     if not state.moved:
         _keep_before(folder)
         state = state.but(gitlink=pin.gitlink(folder.root))
-    try:
-        submodule = _write(folder, state, there)
-    except OSError as e:
-        what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
-        written = ", ".join((state.series, *([state.own] if state.own else []), *MATRIX_AND_CHANGES))
-        raise ActionNeeded(
-            f"{what}, while {written} were written: some are, some are not. "
-            f"Mend that, then {GO_ON}; or {ABORT}"
-        ) from e
+    submodule = _write(folder, state, there)
     report = _report(folder, folder.load(), submodule)
     reports = folder.root / "build/reports"
     reports.mkdir(parents=True, exist_ok=True)
@@ -172,7 +165,7 @@ def _keep_before(folder: Folder) -> None:
     copies = Path(tempfile.mkdtemp(dir=folder.path, prefix="before."))
     for name in ("patches", "fork"):
         if (folder.root / name).is_dir():
-            shutil.copytree(folder.root / name, copies / name)
+            files.copy_tree(folder.root / name, copies / name)
     for name in MATRIX_AND_CHANGES:
         if (folder.root / name).is_file():
             shutil.copyfile(folder.root / name, copies / name)
@@ -185,14 +178,14 @@ def _write(folder: Folder, state: State, there: formatting.Split) -> str:
     """Write all in its place: patches, own files, pin, CHANGES.md; what became of the submodule."""
     root = folder.root
     dropped = [f"# not since {state.new_pin.version}: {d.patch}: {d.reason}" for d in state.done if d.reason]
-    patches = there.patches
     after = _prepared(folder, state, there, dropped)
     # Noted before it is written, so that --abort takes back this and nothing that a person wrote since.
     earlier = state.wrote  # of a run that did not end; its patches may have been amended since
-    moved = {name: hashlib.sha256(content).hexdigest() for name, content in patches.items()}
+    moved = {name: hashlib.sha256(content).hexdigest() for name, content in there.patches.items()}
     if state.own:
         state = state.but(own_changed=tuple(sorted({*_merged(state, there).changes, *state.own_changed})))
-    state = folder.save(state.but(moved=moved, wrote={name: _digest(after / name) for name in state.beside}))
+    wrote = {name: _digest(after / name) for name in state.beside}
+    state = folder.save(state.but(moved=moved, wrote=wrote, aborting=False))
     for name in state.beside:
         known = (_digest(folder.path / "before" / name), earlier.get(name), state.wrote[name])
         if _digest(root / name) not in known:
@@ -200,10 +193,13 @@ def _write(folder: Folder, state: State, there: formatting.Split) -> str:
                 f"{root / name} changed since the rebase began to write; take that back, then {GO_ON}; "
                 f"or {ABORT}."
             )
-    export.write_folder(root / state.series, patches, dropped)
-    # Without the listing of the patches, and with what is there already.
-    _put(root, after, [name for name in state.beside[1:] if _digest(root / name) != state.wrote[name]])
-    return pin.write_gitlink(root, matrix_model.load(root / "wheel_matrix.toml").of(state.upstream))
+    try:
+        export.write_folder(root / state.series, there.patches, dropped)
+        _put(root, after, state.beside[1:])  # without the listing of the patches
+        return pin.write_gitlink(root, matrix_model.load(root / "wheel_matrix.toml").of(state.upstream))
+    except OSError as e:
+        what = f"{e.filename}: {e.strerror}, while {state.written} were written"
+        raise ActionNeeded(f"{what}: some are, some are not. Mend that, then {GO_ON}; or {ABORT}") from e
 
 
 def _merged(state: State, there: formatting.Split) -> own_files.Merged:
@@ -213,8 +209,12 @@ def _merged(state: State, there: formatting.Split) -> own_files.Merged:
 
 
 def _put(root: Path, kept: Path, names: Iterable[str]) -> None:
-    """Make files what copies of them are; where there is no copy, one goes, and before any is written."""
-    for name in sorted(names, key=lambda name: (kept / name).is_file()):
+    """Make files what copies of them are; where there is no copy, one goes, and before any is written.
+
+    What is so already is not touched: it may be read-only.
+    """
+    others = [name for name in names if _digest(root / name) != _digest(kept / name)]
+    for name in sorted(others, key=lambda name: (kept / name).is_file()):
         if not (kept / name).is_file():
             own_files.remove(root, name)
             continue
@@ -234,7 +234,7 @@ def _prepared(folder: Folder, state: State, there: formatting.Split, dropped: li
     """What the end of a rebase writes, in a folder like ``before``."""
     after = folder.path / "after"
     shutil.rmtree(after, ignore_errors=True)
-    shutil.copytree(folder.path / "before", after)
+    files.copy_tree(folder.path / "before", after)
     export.write_folder(after / state.series, there.patches, dropped)
     if state.own:
         own_files.write_back(after / state.own, there.own, _merged(state, there), state.own_files)
@@ -261,6 +261,7 @@ def _report(folder: Folder, state: State, submodule: str) -> Report:
         done=state.done,
         range_diff=range_diff,
         kernels=tuple(k.name for k in touched),
+        series=tuple(state.moved),
         kernel_words=",".join(kernel_set.spell_kernels(touched)) if touched else "",
         submodule=submodule,
         written=written.written,

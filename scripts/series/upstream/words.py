@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripts.series import upstream_report
+from scripts.series.upstream import report as upstream_report
 from scripts.source import kernel_set
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from scripts.series.upstream_report import Listing, Signature, UpstreamChanges
+    from scripts.series.upstream.report import Listing, Signature, UpstreamChanges
 
 _SHOWN = 4
 
@@ -130,7 +130,7 @@ def _patches_and_files(names: Collection[str]) -> str:
 def _counts(listing: Listing) -> str:
     """How many names came, went and changed.
 
-    >>> from scripts.series.upstream_report import Listing
+    >>> from scripts.series.upstream.report import Listing
     >>> _counts(Listing(added=("a",), changed=("b", "c"))), _counts(Listing())
     ('+1 ~2', '–')
     """

@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING
 from scripts.base import console, files
 from scripts.base.errors import ActionNeeded, SeriesError, UsageError
 from scripts.base.git import Repository
-from scripts.series import landed, move, rebase_end, rebase_help, rebase_upstream, remembered, resolution
 from scripts.series import tree as work_tree
+from scripts.series import unfinished
 from scripts.series.marker import pin_key
-from scripts.series.rebase_folder import Folder, refuse_gone
-from scripts.series.rebase_state import ABORT, GO_ON, MATRIX_AND_CHANGES, SKIP, Done, Report, State, under_way
+from scripts.series.rebase import end as rebase_end
+from scripts.series.rebase import help as rebase_help
+from scripts.series.rebase import new_upstream as rebase_upstream
+from scripts.series.rebase import remembered, resolution
+from scripts.series.rebase.folder import Folder, refuse_gone
+from scripts.series.rebase.state import ABORT, GO_ON, MATRIX_AND_CHANGES, SKIP, Done, Report, State, under_way
+from scripts.series.upstream import landed, move
 
 if TYPE_CHECKING:
     from scripts.series import guards, model
@@ -182,9 +187,9 @@ class Rebase:
             known = state.landed.get(name)
             step = move.pick(space, commit)
             judged = move.judge(name, step, (move.Outcome(known[0]), known[1]) if known else None)
-            unfinished = work_tree.in_progress(self.folder.source) is not None
-            if unfinished or judged.outcome in (move.Outcome.LANDED_IDENTICAL, move.Outcome.LANDED_MODIFIED):
-                if not unfinished:
+            is_open = unfinished.is_picking(self.folder.source)
+            if is_open or judged.outcome in (move.Outcome.LANDED_IDENTICAL, move.Outcome.LANDED_MODIFIED):
+                if not is_open:
                     repository.run("reset", "--quiet", "--hard", state.head)
                 self.folder.save(state.but(stopped=True))
                 raise ActionNeeded(rebase_help.why(self.folder, state, judged))

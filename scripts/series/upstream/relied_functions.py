@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from unidiff.patch import PatchSet
 
-from scripts.series.upstream_report import Relied
+from scripts.series.upstream.report import Relied
 from scripts.source import functions
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from unidiff.patch import Hunk
 
     from scripts.base.git import Repository
-    from scripts.series.move import Workspace
-    from scripts.series.upstream_report import Place
+    from scripts.series.upstream.move import Workspace
+    from scripts.series.upstream.report import Place
     from scripts.source.functions import Function
 
 _SOURCES = "csrc/flash_attn"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import ground
+from scripts.series import ground, unfinished
 from scripts.series import tree as work_tree
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ class Workspace:
     old_base: str
     tip: str
     new_base: str
-    old_name: str
     new_name: str
 
     @property
@@ -109,7 +108,7 @@ def workspace(folder: Path, series: Series, pin: Upstream, checkout: Checkout, r
     repository.run("update-ref", "refs/series/new-base", new_base)
     repository.run("update-ref", "refs/series/backup", applied.commit)
     repository.run("checkout", "--quiet", "--detach", new_base)
-    return Workspace(repository, applied.base, applied.commit, new_base, pin.version, release.name)
+    return Workspace(repository, applied.base, applied.commit, new_base, release.name)
 
 
 # --- one step ---
@@ -147,7 +146,8 @@ def pick(space: Workspace, commit: str) -> Step:
             if renamed
             else Step(Outcome.CONFLICT, tuple(evidence))
         )
-    if not repository.run("status", "--porcelain", "--untracked-files=no", writes=False).strip():
+    is_clean = not repository.run("status", "--porcelain", "--untracked-files=no", writes=False).strip()
+    if is_clean and unfinished.is_picking(repository.root):  # else it did not begin: a full disk, a lock
         return Step(Outcome.EMPTY, (f"merging it into {space.new_name} leaves nothing",))
     raise SeriesError(f"git cherry-pick {commit} in {repository.root} exited with {status}:\n{err or out}")
 

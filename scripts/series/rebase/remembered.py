@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from scripts.base import console, files
 from scripts.base.errors import ActionNeeded, SeriesError
-from scripts.base.git import Repository
 from scripts.series import tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scripts.series.resolution import Stop
+    from scripts.base.git import Repository
+    from scripts.series.rebase.resolution import Stop
 
 _RERERE = ("-c", "rerere.enabled=true", "-c", "rerere.autoupdate=false", "rerere")
 _POSTIMAGE = "postimage"  # in the folder of a conflict, once it is resolved
@@ -53,11 +53,7 @@ def _conflict(stop: Stop, cache: Path) -> Iterator[tuple[Repository, list[str]]]
     Its rerere knows what ``cache`` holds.
     """
     with tempfile.TemporaryDirectory(prefix="fa2-resolved-") as folder:
-        clone = Repository(Path(folder) / "source", SeriesError)
-        stop.repository.run(
-            "clone", "--quiet", "--shared", "--no-checkout", str(stop.repository.root), str(clone.root),
-            writes=False,
-        )  # fmt: skip
+        clone = stop.repository.shared_copy(Path(folder) / "source")
         clone.run("checkout", "--quiet", "--detach", stop.before)
         clone.attempt("cherry-pick", stop.commit)
         listed = clone.run("diff", "--name-only", "--diff-filter=U", "-z", writes=False).split("\0")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from scripts.base import console
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import upstream_changes, upstream_words
+from scripts.series.upstream import changes as upstream_changes
+from scripts.series.upstream import words as upstream_words
 from scripts.source import kernel_set
 
 if TYPE_CHECKING:
-    from scripts.series.rebase_folder import Folder
-    from scripts.series.rebase_state import State
-    from scripts.series.upstream_report import UpstreamChanges
+    from scripts.series.rebase.folder import Folder
+    from scripts.series.rebase.state import State
+    from scripts.series.upstream.report import UpstreamChanges
 
 
 def changes(folder: Folder, state: State) -> UpstreamChanges:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scripts.series import rebase_help, remembered
-from scripts.series import tree as work_tree
-from scripts.series.rebase_state import ABORT, GO_ON, SKIP, USE
+from scripts.series import unfinished
+from scripts.series.rebase import help as rebase_help
+from scripts.series.rebase import remembered
+from scripts.series.rebase.state import ABORT, GO_ON, SKIP, USE
 
 if TYPE_CHECKING:
-    from scripts.series.rebase_folder import Folder
-    from scripts.series.rebase_state import State
-    from scripts.series.resolution import Stop
+    from scripts.series.rebase.folder import Folder
+    from scripts.series.rebase.resolution import Stop
+    from scripts.series.rebase.state import State
 
 _MARKER = b"<<<<<<< "
 
@@ -34,6 +35,7 @@ class Standing:
     remaining: tuple[str, ...]  # the patches after it
     commands: tuple[str, ...]  # that go on from here, each with what it does
     source: str
+    wrote: str  # what the end of the rebase had begun to write, or to take back; empty where nothing
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -41,7 +43,7 @@ class Standing:
         lines = [f"rebase from {self.old} to {self.new}, in {self.source}"]
         lines += [f"skipped: {name}" for name in self.skipped]
         if not self.patch:
-            lines.append(f"all {self.total} patches have moved; nothing is written yet")
+            lines.append(f"all {self.total} patches have moved; {self.wrote or 'nothing is written yet'}")
         else:
             why = "waits for you" if self.stopped else "is next (a run was interrupted)"
             lines.append(f"patch ({self.done + 1}/{self.total}) {self.patch} {why}")
@@ -64,7 +66,7 @@ def standing(folder: Folder) -> Standing:
     names = list(state.patches)
     done = len(state.done)
     stop = folder.stop(state) if done < len(names) else None
-    stopped = stop is not None and (state.stopped or work_tree.in_progress(folder.source) is not None)
+    stopped = stop is not None and (state.stopped or unfinished.is_picking(folder.source))
     offers = remembered.offers(folder.resolutions, stop) if stop and stopped else ()
     return Standing(
         old=state.old_pin.version,
@@ -80,7 +82,16 @@ def standing(folder: Folder) -> Standing:
         remaining=tuple(names[done + 1 :]),
         commands=_commands(folder, state, stop) if stop and stopped else (f"{GO_ON}   goes on", ABORT),
         source=str(folder.source),
+        wrote=_wrote(state),
     )
+
+
+def _wrote(state: State) -> str:
+    """What the end of the rebase had begun when a run ended, in words; empty where it wrote nothing."""
+    if state.aborting:
+        return f"{state.written} were being taken back when a run ended: some are, some are not"
+    told = f"{state.written} were being written when a run ended: some may be, some may not"
+    return told if state.moved else ""
 
 
 def _places(stop: Stop) -> list[str]:

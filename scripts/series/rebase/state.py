@@ -8,7 +8,7 @@ from pydantic import Field
 
 from scripts.base.documents import Document
 from scripts.series import listing
-from scripts.series.upstream_report import UpstreamChanges
+from scripts.series.upstream.report import UpstreamChanges
 from scripts.source.matrix_tables import Upstream
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ class State(Document):
         own = (f"{self.own}/{name}" for name in self.own_changed)
         return (f"{self.series}/{listing.LISTING}", *MATRIX_AND_CHANGES, *own)
 
+    @property
+    def written(self) -> str:
+        """What the end of a rebase writes, in words."""
+        return ", ".join((self.series, *([self.own] if self.own else []), *MATRIX_AND_CHANGES))
+
     def but(self, **changes: Any) -> State:
         """The same with other values."""
         return self.model_copy(update=changes)
@@ -95,6 +100,7 @@ class Report(Document):
     old: str
     new: str
     done: tuple[Done, ...]
+    series: tuple[str, ...]  # the patches as they are now, in order
     range_diff: str
     kernels: tuple[str, ...]
     kernel_words: str

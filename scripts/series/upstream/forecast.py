@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.base import console
-from scripts.series import landed, move, upstream_changes
-from scripts.series.move import Move, Outcome
+from scripts.series.upstream import landed, move, changes as upstream_changes
+from scripts.series.upstream.move import Move, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scripts.base.git import Repository
     from scripts.series.model import Patch, Series
-    from scripts.series.move import Workspace
-    from scripts.series.upstream_report import UpstreamChanges
+    from scripts.series.upstream.move import Workspace
+    from scripts.series.upstream.report import UpstreamChanges
     from scripts.source.matrix_tables import Upstream
     from scripts.source.releases import Release
     from scripts.source.upstream import Checkout
@@ -38,7 +38,7 @@ def forecast(
     """What would become of each patch. Goes on past one that does not move, where later ones do not need it.
 
     Args:
-        space: from :func:`scripts.series.move.workspace`; its HEAD moves.
+        space: from :func:`scripts.series.upstream.move.workspace`; its HEAD moves.
         patches: of the series.
         git: upstream's repository with the old and the new commit, where there is one, for patch-ids.
     """

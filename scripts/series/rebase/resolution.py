@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scripts.base.errors import ActionNeeded
-from scripts.series import tree as work_tree
+from scripts.series import unfinished
 
 if TYPE_CHECKING:
     from scripts.base.git import Repository
@@ -39,10 +39,13 @@ def take(stop: Stop) -> str:
     """
     repository, name, source = stop.repository, stop.name, stop.repository.root
     head = repository.resolve("HEAD")
-    if work_tree.in_progress(source):
+    if unfinished.is_picking(source):
         _stage(stop)
-        repository.run("-c", "core.editor=true", "cherry-pick", "--continue")
+        # Not cherry-pick --continue: it drops lines of the message that begin with #.
+        repository.run("commit", "--quiet", "--cleanup=verbatim", f"--reuse-message={stop.commit}")
         head = repository.resolve("HEAD")
+    elif operation := unfinished.in_progress(source):
+        raise ActionNeeded(f"{source} is in the middle of a {operation}; finish it there, then {stop.go_on}.")
     elif repository.run("status", "--porcelain").strip():
         raise ActionNeeded(f"{source} has uncommitted changes; commit them as {name}, then {stop.go_on}.")
     if head == stop.before:

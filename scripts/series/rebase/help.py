@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from scripts.base.errors import SeriesError
 from scripts.base.git import Repository
-from scripts.series import landed, move, remembered
-from scripts.series.rebase_state import ABORT, GO_ON, SKIP, USE
+from scripts.series.rebase import remembered
+from scripts.series.rebase.state import ABORT, GO_ON, SKIP, USE
+from scripts.series.upstream import landed, move
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from scripts.series.rebase_folder import Folder
-    from scripts.series.rebase_state import State
-    from scripts.series.resolution import Stop
+    from scripts.series.rebase.folder import Folder
+    from scripts.series.rebase.resolution import Stop
+    from scripts.series.rebase.state import State
 
 
 def why(folder: Folder, state: State, judged: move.Move) -> str:
