@@ -218,6 +218,7 @@ OTHERS = {  # what their kernels take, of upstream's own checks
 }
 
 
+@pytest.mark.in_parts
 @pytest.mark.skipif("FORK_OTHER_ARCHITECTURE" in os.environ, reason="is a process of this test")
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_some_kernels_of_other_architectures_compile(architecture: str, tmp_path: Path) -> None:

@@ -397,7 +397,7 @@ def test_a_mistake_is_told_in_flash_attn_s_words() -> None:
     q, k, v = (t[None] for t in (mine.q, mine.k, mine.v))
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: flash_attn.flash_attn_func(q.float(), k.float(), v.float()), "only support fp16 and bf16"),
-        (lambda: flash_attn.flash_attn_func(q, k.bfloat16(), v), "query and key must have the same dtype"),
+        (lambda: flash_attn.flash_attn_func(q, k.bfloat16(), v), "query and k must have the same dtype"),
         (lambda: flash_attn.flash_attn_func(q[:, :, :3], k, v), "must divide number of heads in query"),
         (lambda: flash_attn.flash_attn_func(q, k, v[:, :-1]), "v must have shape"),
         (lambda: flash_attn.flash_attn_func(q, k, v[..., :32]), "v must have shape"),

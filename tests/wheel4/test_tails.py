@@ -14,7 +14,7 @@ import torch
 from bits import Rows, assert_same_bits
 from calls import Gradients, _differentiate, _int32, _offsets, _packed
 from cases import LENGTH, neighbour, own
-from flash_attn.cute import deterministic_mode, flash_attn_varlen_func
+from flash_attn.cute import deterministic_mode, flash_attn_varlen_func, interface
 from problems import Config
 from ways import SPLIT, assert_same
 
@@ -81,3 +81,44 @@ def test_control_nan_past_the_end_is_not_covered(config: Config, mode: bool, con
         rows, gradients = with_a_tail(config, math.nan)
     control(bool(rows.out.isnan().any()), must_differ=False)
     control(any(bool(gradients[name].isnan().any()) for name in "qkv"), must_differ=False)
+
+
+def poisoned_gradients(
+    config: Config, tensors: list[torch.Tensor], dout: torch.Tensor, places: dict[str, Any]
+) -> list[torch.Tensor]:
+    """dq, dk and dv, put where NaN was."""
+    options = config.options()
+    left, right = options.pop("window_size")  # type: ignore[misc]
+    given = {**options, "window_size_left": left, "window_size_right": right, **places}
+    out, lse, *_ = interface._flash_attn_fwd(*tensors, return_lse=True, **given)
+    grads = dict(zip(("dq", "dk", "dv"), (torch.full_like(t, math.nan) for t in tensors), strict=True))
+    return list(interface._flash_attn_bwd(*tensors, out, dout, lse, deterministic=True, **given, **grads))
+
+
+@configs
+@pytest.mark.parametrize("tail", [0, 1, TAIL, 5000])
+def test_gradients_of_rows_behind_the_last_sequence_are_zero(config: Config, tail: int) -> None:
+    sequences = [neighbour(config, 300), own(config)]
+    rows = {name: torch.cat([getattr(s, name) for s in sequences]) for name in ("q", "k", "v", "dout")}
+    longer = {name: torch.cat([t, t.new_full((tail, *t.shape[1:]), 7.0)]) for name, t in rows.items()}
+    _, places = _packed(sequences)
+    found, expected = (
+        poisoned_gradients(config, [of["q"], of["k"], of["v"]], of["dout"], places) for of in (longer, rows)
+    )
+    for name, one, other in zip(("dq", "dk", "dv"), found, expected, strict=True):
+        assert_same_bits(one[: len(other)], other, name)
+        assert not one[len(other) :].any(), f"{name} behind the last sequence"
+
+
+@configs
+def test_gradients_of_tokens_that_are_not_used_are_zero(config: Config) -> None:
+    """Of a batch whose sequences use some of their keys, and of their queries."""
+    mine = own(config)
+    q, k, v, dout = (torch.stack([getattr(mine, name)] * 3) for name in ("q", "k", "v", "dout"))
+    used = [LENGTH, LENGTH - TAIL, 1]
+    for name, gradients in (("seqused_k", {1: "dk", 2: "dv"}), ("seqused_q", {0: "dq"})):
+        found = poisoned_gradients(config, [q, k, v], dout, {name: _int32(used)})
+        for place, what in gradients.items():
+            for sequence, count in enumerate(used):
+                assert not found[place][sequence, count:].any(), f"{what} of sequence {sequence}"
+                assert not found[place][sequence].isnan().any(), f"{what} of sequence {sequence}"

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import cutlass.cute as cute
 import torch
 from flash_attn.cute.cache_utils import get_jit_cache
 from flash_attn.cute.cute_dsl_utils import (
@@ -13,6 +12,9 @@ from flash_attn.cute.cute_dsl_utils import (
 )
 from flash_attn.cute.fork_append import Append, AppendKernel
 from flash_attn.cute.fork_cache_checks import Cache, check, check_splits
+from flash_attn.cute.fork_compile import cute, once
+from flash_attn.cute.fork_traced import traced_kvcache
+from flash_attn.cute.fork_window import sides
 from flash_attn.cute.interface import _flash_attn_fwd, _get_device_arch
 from flash_attn.cute.testing import is_fake_mode
 from torch import Tensor
@@ -87,6 +89,12 @@ def flash_attn_with_kvcache(
     if page_table is not None and block_table is not None:
         raise ValueError("page_table and block_table are two names of one argument; give one")
     table = page_table if page_table is not None else block_table
+    if torch.compiler.is_compiling() and cache_leftpad is None:
+        return traced_kvcache(
+            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, table,
+            softmax_scale, causal, window_size, softcap, rotary_interleaved, learnable_sink, num_splits,
+            return_softmax_lse, out,
+        )  # fmt: skip
     cache = Cache(
         q=q,
         k_cache=k_cache,
@@ -104,7 +112,7 @@ def flash_attn_with_kvcache(
     )
     check(cache)
     check_splits(num_splits, _get_device_arch())
-    left, right = (None if side is None or side < 0 else side for side in window_size)
+    left, right = sides(*window_size)
     right = 0 if causal else right
     prepared = prepare(cache, return_softmax_lse, (left, right), rotary_interleaved)
     out, lse, *_ = _flash_attn_fwd(
@@ -192,6 +200,7 @@ def _dense(tensor: Tensor | None) -> Tensor | None:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+@once
 def _launch(append: Append, dtype: torch.dtype, tensors: tuple[Tensor | None, ...]) -> None:
     """Run the kernel; where tensors have no values, compile it."""
     # A kernel is compiled for dimensions that are one element many times, as those of an expanded table.

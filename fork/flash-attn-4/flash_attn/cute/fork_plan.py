@@ -91,8 +91,7 @@ def kind(
 ) -> Kind | None:  # fmt: skip
     """A call's kind; None for one that is not served."""
     if (
-        _is_compiling()
-        or not type(q) is type(k) is type(v) is _Tensor
+        not type(q) is type(k) is type(v) is _Tensor
         or not (qv is gather_kv_indices is learnable_sink is None)
         or _modes()
         or _transforms() is not None
@@ -124,6 +123,8 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if _is_compiling():  # which would trace kind() too
+            return function(*args, **kwargs)
         try:
             asked = kind(*args, **kwargs)
             plan = None if asked is None else _plans.get(asked)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-import cutlass.cute as cute
 import torch
 from cutlass import Int32
 from flash_attn.cute import fork_places, fork_tiles
@@ -20,6 +19,7 @@ from flash_attn.cute.cache_utils import get_jit_cache
 from flash_attn.cute.cute_dsl_utils import to_cute_tensor
 from flash_attn.cute.fork_chunks import KernelChunks
 from flash_attn.cute.fork_combine import CombineChunks, Sight
+from flash_attn.cute.fork_compile import cute
 from flash_attn.cute.fork_mode import DeterministicMode
 
 PATHS = (None, "walked", "spread", "walked in memory")
