@@ -5,6 +5,14 @@
 
 #include "flash_attention_v2_c.h"
 
+_Static_assert(sizeof(flash_attention_v2_tensor) == 80, "programs of 1.0 have it so");
+_Static_assert(sizeof(flash_attention_v2_options) == 368, "programs of 1.0 have it so");
+_Static_assert(sizeof(flash_attention_v2_forward_call) == 1696, "programs of 1.0 have it so");
+_Static_assert(sizeof(flash_attention_v2_backward_call) == 1376, "programs of 1.0 have it so");
+#if FLASH_ATTENTION_V2_VERSION_MAJOR != 1 || FLASH_ATTENTION_V2_VERSION_MINOR < 1
+#error the version is told in numbers too
+#endif
+
 int c_program_works(void);
 
 int c_program_works(void) {

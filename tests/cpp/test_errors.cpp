@@ -1,7 +1,9 @@
 // Every error: its code, and that its words name what is wrong. Most need no GPU: mistakes are found first.
 
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <tuple>
 
 #include "harness.h"
 
@@ -105,8 +107,15 @@ TEST_F(Errors, SizesOfAnotherStruct) {
 }
 
 TEST_F(Errors, ReservedThatIsNotZero) {
-    forward.options.reserved[7] = 1;
+    const auto right = forward.options;
+    forward.options.reserved[3] = 1;
     expect_forward(cudaErrorInvalidValue, "reserved");
+    forward.options = right;
+    forward.options.reserved_number = 1;
+    expect_forward(cudaErrorInvalidValue, "reserved");
+    forward.options = right;
+    forward.options.learnable_sink_stride = 1;
+    expect_forward(cudaErrorInvalidValue, "learnable_sink is null");
 }
 
 TEST_F(Errors, TensorsThatAreNotGiven) {
@@ -320,18 +329,164 @@ TEST_F(Errors, MasksAndBiasesThatDoNotFit) {
     EXPECT_WORDS("mask");
     forward.options.mask = {};
     forward.options.alibi_slopes = tensor(at(4), kFloat, {3});
-    expect_forward(cudaErrorInvalidValue, "lopes");
+    expect_forward(cudaErrorInvalidValue, "options.alibi_slopes");
 }
 
-TEST_F(Errors, HostPointers) {
+// Of every array, table and number that kernels read: one of them would end the context.
+TEST_F(BackwardErrors, HostPointers) {
     if (devices() == 0) { GTEST_SKIP() << "no GPU"; }
     int reads = 0;
     ASSERT_EQ(cudaDeviceGetAttribute(&reads, cudaDevAttrPageableMemoryAccess, 0), cudaSuccess);
     if (reads) { GTEST_SKIP() << "this device reads the host's memory"; }
-    std::vector<char> host(kEach + 16);
-    forward.k.data = host.data() + 16 - reinterpret_cast<uintptr_t>(host.data()) % 16;
+    alignas(256) static char host[kEach];
+    const auto expect = [&](auto &call, auto run, const std::string &name) {
+        EXPECT_EQ(run(&call, nullptr), cudaErrorInvalidValue) << name;
+        EXPECT_EQ(words(), name + " lies in the host's memory, where the device cannot read it");
+    };
+    using Forward = flash_attention_v2_forward_call;
+    using Backward = flash_attention_v2_backward_call;
+    using Options = flash_attention_v2_options;
+    const auto table = [&](int64_t numbers) { return tensor(at(4), kInt, {numbers}); };
+    const Forward dense = forward;
+    const Backward gradients = backward;
+    Forward packed = forward, cached = forward, paged = forward;
+    for (flash_attention_v2_tensor Forward::*const field :
+        {&Forward::q, &Forward::k, &Forward::v, &Forward::out}) {
+        packed.*field = tensor((forward.*field).data, kHalf, {16, 2, d_});
+    }
+    packed.lse = cached.lse = paged.lse = {};
+    packed.cu_seqlens_q = packed.cu_seqlens_k = table(2);
+    packed.seqused_k = packed.leftpad_k = table(1);
+    packed.max_seqlen_q = packed.max_seqlen_k = 16;
+    cached.cache_seqlens = cached.cache_batch_idx = cached.leftpad_k = table(1);
+    cached.k_new = cached.v_new = tensor(at(5), kHalf, {1, 1, 2, d_});
+    cached.rotary_cos = cached.rotary_sin = tensor(at(6), kHalf, {16, 8});
+    paged.block_table = tensor(at(4), kInt, {1, 1});
+    const std::tuple<const char *, const Forward *, flash_attention_v2_tensor Forward::*> arrays[] = {
+        {"q", &dense, &Forward::q}, {"k", &dense, &Forward::k}, {"v", &dense, &Forward::v},
+        {"out", &dense, &Forward::out}, {"lse", &dense, &Forward::lse},
+        {"cu_seqlens_q", &packed, &Forward::cu_seqlens_q}, {"cu_seqlens_k", &packed, &Forward::cu_seqlens_k},
+        {"seqused_k", &packed, &Forward::seqused_k}, {"leftpad_k", &packed, &Forward::leftpad_k},
+        {"k", &cached, &Forward::k}, {"cache_seqlens", &cached, &Forward::cache_seqlens},
+        {"k_new", &cached, &Forward::k_new}, {"v_new", &cached, &Forward::v_new},
+        {"rotary_cos", &cached, &Forward::rotary_cos}, {"rotary_sin", &cached, &Forward::rotary_sin},
+        {"cache_batch_idx", &cached, &Forward::cache_batch_idx},
+        {"block_table", &paged, &Forward::block_table}};
+    for (const auto &[name, call, field] : arrays) {
+        forward = *call;
+        (forward.*field).data = host;
+        expect(forward, flash_attention_v2_run_forward, name);
+    }
+    for (const auto &[name, field] : {std::pair("dout", &Backward::dout), std::pair("dq", &Backward::dq),
+             std::pair("lse", &Backward::lse), std::pair("dbias", &Backward::dbias)}) {
+        backward = gradients;
+        backward.options.bias = backward.dbias = tensor(at(0), kFloat, {1, 2, 16, 16});
+        (backward.*field).data = host;
+        expect(backward, flash_attention_v2_run_backward, name);
+    }
+    const auto of_options = [&](const char *name, auto set) {
+        forward = dense;
+        backward = gradients;
+        set(forward.options);
+        set(backward.options);
+        expect(forward, flash_attention_v2_run_forward, std::string("options.") + name);
+        expect(backward, flash_attention_v2_run_backward, std::string("options.") + name);
+    };
+    of_options("alibi_slopes", [&](Options &options) { options.alibi_slopes = tensor(host, kFloat, {2}); });
+    of_options("mask", [&](Options &options) { options.mask = tensor(host, kBool, {16, 16}); });
+    of_options("bias", [&](Options &options) { options.bias = tensor(host, kHalf, {16, 16}); });
+    of_options("learnable_sink", [&](Options &options) { options.learnable_sink = host; });
+    for (const bool seed : {true, false}) {
+        of_options(seed ? "seed_at" : "offset_at", [&](Options &options) {
+            options.dropout = 0.5f;
+            const auto *const there = static_cast<const int64_t *>(at(4));
+            options.seed_at = seed ? reinterpret_cast<const int64_t *>(host) : there;
+            options.offset_at = seed ? there : reinterpret_cast<const int64_t *>(host);
+        });
+    }
+    forward = dense;
+    forward.workspace = host;
+    forward.workspace_size = sizeof(host);
+    expect(forward, flash_attention_v2_run_forward, "workspace");
+    forward = dense;
+    EXPECT_EQ(flash_attention_v2_run_forward(&forward, nullptr), cudaSuccess) << words();
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "the context has ended";
+}
+
+// The caller's own, not those of another function or of a kernel.
+TEST_F(Errors, NameTheArgumentThatIsWrong) {
+    const auto rows = [&](int64_t b, int64_t s) { return tensor(at(5), kHalf, {b, s, 2, d_}); };
+    const auto numbers = [&](int64_t count) { return tensor(at(4), kInt, {count}); };
+    const auto caches = [&](auto &call) {
+        call.lse = {};
+        call.cache_seqlens = numbers(1);
+    };
+    using Call = flash_attention_v2_forward_call;
+    const std::pair<std::function<void(Call &)>, const char *> wrong[] = {
+        {[&](Call &c) { caches(c), c.k_new = rows(1, 2), c.v_new = rows(1, 3); },
+            "v_new must have shape (batch_size, seqlen_new, num_heads_k, head_size)"},
+        {[&](Call &c) { caches(c), c.k_new = c.v_new = rows(1, 17); }, "k_new has 17 tokens"},
+        {[&](Call &c) { c.lse = {}, c.k_new = c.v_new = rows(1, 2); },
+            "k_new is given without cache_seqlens"},
+        {[&](Call &c) { c.lse = {}, c.cache_seqlens = numbers(2); }, "cache_seqlens must have shape"},
+        {[&](Call &c) { c.lse = {}, c.cache_seqlens = tensor(at(4), kFloat, {1}); },
+            "cache_seqlens must have dtype int32"},
+        {[&](Call &c) { caches(c), c.v = rows(1, 15); },
+            "v must have shape (batch_size_cache, seqlen_cache, num_heads_k, head_size)"},
+        {[&](Call &c) { caches(c), c.v.dtype = kBfloat; }, "query and v must have the same dtype"},
+        {[&](Call &c) { caches(c), c.leftpad_k = numbers(3); }, "leftpad_k must have shape"},
+        {[&](Call &c) { caches(c), c.rotary_cos = c.rotary_sin = tensor(at(6), kHalf, {16, 8}); },
+            "rotary_cos is given without k_new"},
+        {[&](Call &c) { c.options.mask = tensor(at(4), kHalf, {16, 16}); }, "options.mask has dtype"},
+        {[&](Call &c) { c.options.bias = tensor(at(4), kHalf, {16, 17}); }, "options.bias has shape"},
+        {[&](Call &c) { c.options.alibi_slopes = tensor(at(4), kFloat, {3}); },
+            "options.alibi_slopes must have shape [2] or [1, 2]; it has [3]"},
+        {[&](Call &c) { c.options.learnable_sink = at(4), c.options.learnable_sink_dtype = kInt; },
+            "options.learnable_sink has dtype"},
+        {[&](Call &c) { c.options.learnable_sink = at(4), c.options.dropout = 0.5f; },
+            "options.learnable_sink does not go with options.dropout"},
+    };
+    const Call right = forward;
+    for (const auto &[make, said] : wrong) {
+        forward = right;
+        make(forward);
+        EXPECT_NE(flash_attention_v2_run_forward(&forward, nullptr), cudaSuccess) << said;
+        EXPECT_EQ(words().rfind(said, 0), 0u) << "words: " << words() << "; not " << said;
+    }
+}
+
+TEST_F(Errors, AreFoundBeforeAGpuIsLookedFor) {
+    const auto right = forward;
+    forward.workspace = static_cast<char *>(at(5)) + 16;
     EXPECT_EQ(flash_attention_v2_run_forward(&forward, nullptr), cudaErrorInvalidValue);
-    EXPECT_WORDS("k lies in the host's memory");
+    EXPECT_WORDS("workspace must begin at a multiple of 256 bytes");
+    forward = right;
+    forward.lse = {};
+    forward.workspace = at(5);
+    forward.workspace_size = 64;
+    EXPECT_EQ(flash_attention_v2_run_forward(&forward, nullptr), cudaErrorInvalidValue);
+    EXPECT_WORDS("workspace_size=64 is too small");
+    forward = right;
+    forward.options.split_size = 64;
+    if (d_ <= 128) { expect_forward(cudaErrorInvalidValue, "split_size=64 is not a multiple of 128"); }
+    // The short form.
+    half *const some = static_cast<half *>(at(0));
+    const FlashAttentionV2Config config{1, 16, 2, d_, false, 0.f, 0};
+    EXPECT_EQ(flash_attention_v2_forward(some, some, some + 1, some, some, config), cudaErrorInvalidValue);
+    EXPECT_WORDS("v must begin at a multiple of 16 bytes");
+    const int most = std::numeric_limits<int>::max();
+    EXPECT_EQ(flash_attention_v2_forward(some, some, some, some, some, {most, most, most, d_, false, 0.f, 0}),
+        cudaErrorInvalidValue);
+    EXPECT_WORDS("q has more elements than memory could hold");
+    if (!flash_attention_v2_has_kernels(256, kHalf, 0)) {
+        EXPECT_EQ(flash_attention_v2_forward(some, some, some, some, some, {1, 16, 2, 256, false, 0.f, 0}),
+            cudaErrorNotSupported);
+        EXPECT_WORDS("head_dim=256");
+    }
+    int device = 0;
+    forward.options.split_size = -2;
+    EXPECT_EQ(flash_attention_v2_forward_on_devices(&forward, &device, nullptr, 1), cudaErrorInvalidValue);
+    EXPECT_WORDS("split_size=-2");
 }
 
 TEST_F(Errors, AreForgottenByTheNextCallThatSucceeds) {
@@ -428,6 +583,11 @@ TEST(Queries, OfKernelsAnswerWithoutAGpu) {
             kernels.find("bwd_" + named) != std::string::npos);
     }
     EXPECT_STREQ(flash_attention_v2_version(), FLASH_ATTENTION_V2_VERSION);
+    std::string numbers = std::to_string(FLASH_ATTENTION_V2_VERSION_MAJOR);
+    for (const int number : {FLASH_ATTENTION_V2_VERSION_MINOR, FLASH_ATTENTION_V2_VERSION_PATCH}) {
+        numbers += "." + std::to_string(number);
+    }
+    EXPECT_EQ(numbers, FLASH_ATTENTION_V2_VERSION);
 }
 
 }  // namespace

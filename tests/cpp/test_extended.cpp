@@ -1,5 +1,7 @@
 // Sequences of one length through flash_attention_v2_run_forward and …_backward.
 
+#include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "harness.h"
@@ -215,6 +217,93 @@ TEST_F(Extended, LseNeedNotBeGiven) {
     calls.forward.lse = {};
     SUCCEEDS(calls.run_forward());
     EXPECT_EQ(calls.results(false).out, out);
+}
+
+// Without sequences, queries or keys nothing is launched, and all that is there is 0.
+TEST_F(Extended, NothingToCompute) {
+    const auto zero = [](uint16_t element) { return element == 0; };
+    for (const auto &[b, len_q, len_k, h_k] : {std::tuple(0, 5, 7, 1), std::tuple(2, 0, 7, 2),
+             std::tuple(2, 0, 7, 1), std::tuple(2, 5, 0, 1), std::tuple(0, 0, 0, 2)}) {
+        for (const int split_size : {0, 128}) {
+            Shape shape;
+            shape.b = b;
+            shape.h_k = h_k;
+            shape.len_q = len_q;
+            shape.len_k = len_k;
+            shape.split_size = split_size;
+            NEEDS_KERNELS(shape, true);
+            const Inputs inputs = Inputs::draw(shape);
+            Calls calls(inputs);
+            calls.backward.deterministic = 1;
+            SUCCEEDS(calls.run_forward()) << shape.told();
+            SUCCEEDS(calls.run_backward()) << shape.told();
+            const Results got = calls.results();
+            for (const Bits *const array : {&got.out, &got.dq, &got.dk, &got.dv}) {
+                EXPECT_TRUE(std::all_of(array->begin(), array->end(), zero)) << shape.told();
+            }
+            for (const float lse : got.lse) { EXPECT_EQ(lse, INFINITY) << shape.told(); }
+            size_t bytes = 1;
+            SUCCEEDS(flash_attention_v2_forward_workspace(&calls.forward, &bytes));
+            SUCCEEDS(flash_attention_v2_backward_workspace(&calls.backward, &bytes));
+        }
+    }
+}
+
+// A sink is as a key that all rows see, whose value is 0, with a bias for its score.
+TEST_F(Extended, ASinkIsAsAKeyWithoutAValue) {
+    Shape shape;
+    shape.b = 2;
+    shape.h_k = 1;
+    shape.len_q = 20;
+    shape.len_k = 33;
+    NEEDS_KERNELS(shape, true);
+    const Inputs inputs = Inputs::draw(shape);
+    const std::vector<float> sinks{1.5f, -0.5f};
+    Inputs with_key = inputs;
+    const int keys = with_key.shape.len_k = shape.len_k + 1, row = shape.h_k * shape.d;
+    for (std::vector<float> *const array : {&with_key.k, &with_key.v}) {
+        array->insert(array->begin() + shape.len_k * row, row, 0.f);
+        array->insert(array->end(), row, 0.f);
+    }
+    with_key.bias = {{1, shape.h, 1, keys}, std::vector<float>(shape.h * keys), kFloat};
+    for (int head = 0; head < shape.h; ++head) { with_key.bias.numbers[(head + 1) * keys - 1] = sinks[head]; }
+    Calls as_key(with_key);
+    if (as_key.run_forward() == cudaErrorNotSupported) { GTEST_SKIP() << flash_attention_v2_last_error(); }
+    SUCCEEDS(as_key.run_backward());
+    const Results expected = as_key.results();
+    const auto near = [&](const Bits &got, const Bits &other, const char *name) {
+        const std::vector<float> a = numbers(got, kHalf), b = numbers(other, kHalf);
+        const size_t each = a.size() / shape.b;  // the sink's key is each sequence's last
+        for (size_t i = 0; i < a.size(); ++i) {
+            ASSERT_NEAR(a[i], b[i / each * (b.size() / shape.b) + i % each], 0.01) << name << " " << i;
+        }
+    };
+    for (const int stride : {1, 3}) {
+        std::vector<float> apart(2 * stride, NAN);
+        for (int head = 0; head < shape.h; ++head) { apart[head * stride] = sinks[head]; }
+        const Array whole(apart), halves(bits(apart, kHalf)), dsink(2 * sizeof(float));
+        for (const bool half : {false, true}) {
+            Calls calls(inputs);
+            for (flash_attention_v2_options *const options :
+                {&calls.forward.options, &calls.backward.options}) {
+                options->learnable_sink = (half ? halves : whole).data();
+                options->learnable_sink_dtype = half ? kHalf : kFloat;
+                options->learnable_sink_stride = stride == 1 ? 0 : stride;
+            }
+            calls.backward.options.dsink = dsink.as<float>();
+            dsink.fill(0xff);
+            SUCCEEDS(calls.run_forward());
+            SUCCEEDS(calls.run_backward());
+            const Results got = calls.results();
+            near(got.out, expected.out, "out");
+            near(got.dq, expected.dq, "dq");
+            near(got.dk, expected.dk, "dk");
+            near(got.dv, expected.dv, "dv");
+            for (int head = 0; head < shape.h; ++head) {
+                EXPECT_NEAR(dsink.got<float>()[head], expected.dbias[(head + 1) * keys - 1], 0.02) << head;
+            }
+        }
+    }
 }
 
 TEST_F(Extended, BackwardFromFloatIsNearerThanFromHalf) {

@@ -1,6 +1,9 @@
 // Workspaces: how large they are, that no call leaves them, and who else's memory a call uses.
 
 #include <algorithm>
+#include <climits>
+#include <random>
+#include <vector>
 
 #include "harness.h"
 
@@ -119,6 +122,47 @@ TEST_F(Workspaces, GrowWithTheLengthAndNotWithItsSquare) {
     EXPECT_GT(few, 0u);
     EXPECT_LE(many, few << 10);
     EXPECT_GE(many, few << 9);
+}
+
+// Of 32 queries, packed with so many keys or on a cache in pages for so many, as a call of the longest key
+// length names it.
+size_t forward_workspace(bool packed, int64_t keys, int64_t named) {
+    constexpr int64_t h = 2, page = 16;
+    const int64_t d = built_head_dim();
+    flash_attention_v2_forward_call call;
+    EXPECT_EQ(flash_attention_v2_forward_defaults(&call, sizeof(call)), cudaSuccess);
+    call.options.split_size = 128;
+    if (packed) {
+        call.q = call.out = tensor(nullptr, kHalf, {32, h, d});
+        call.k = call.v = tensor(nullptr, kHalf, {keys, h, d});
+        call.cu_seqlens_q = call.cu_seqlens_k = tensor(nullptr, kInt, {2});
+        call.max_seqlen_q = call.max_seqlen_k = int32_t(named);
+        call.lse = tensor(nullptr, kFloat, {h, 32});
+    } else {
+        call.q = call.out = tensor(nullptr, kHalf, {1, 32, h, d});
+        call.k = call.v = tensor(nullptr, kHalf, {keys / page + 1, page, h, d});
+        call.cache_seqlens = tensor(nullptr, kInt, {1});
+        call.block_table = tensor(nullptr, kInt, {1, named / page + 1});
+        call.lse = tensor(nullptr, kFloat, {1, h, 32});
+    }
+    size_t bytes = 0;
+    EXPECT_EQ(flash_attention_v2_forward_workspace(&call, &bytes), cudaSuccess)
+        << flash_attention_v2_last_error() << " for " << named;
+    return bytes;
+}
+
+TEST_F(Workspaces, AreBoundedWhateverLengthACallNames) {
+    if (built_head_dim() == 0) { GTEST_SKIP() << "this build has no head dim with both passes in float16"; }
+    constexpr int64_t keys = 2000, most = INT32_MAX;
+    const size_t few = forward_workspace(true, keys, keys);
+    EXPECT_GT(few, 0u);
+    std::mt19937_64 random(1);
+    std::vector<int64_t> lengths{int64_t(1) << 24, int64_t(1) << 30, most - 1023, most - 127, most};
+    for (int i = 0; i < 200; ++i) { lengths.push_back(keys + int64_t(random() % (most - keys))); }
+    for (const int64_t named : lengths) {
+        EXPECT_EQ(forward_workspace(true, keys, named), few) << named;
+        EXPECT_LE(forward_workspace(false, keys, named), size_t(560) << 20) << named;
+    }
 }
 
 class State : public OnRealGpu {};

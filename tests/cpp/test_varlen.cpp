@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "harness.h"
 
@@ -127,6 +128,60 @@ TEST_F(Packed, RowsOfNoSequenceAreZero) {
     check_packed(Sequences(shape, {20, 3}, {20, 3}), 6);
 }
 
+// Without sequences, queries or keys nothing is launched, and all that is there is 0.
+TEST_F(Packed, NothingToCompute) {
+    Shape shape;
+    shape.h_k = 1;
+    NEEDS_KERNELS(shape, true);
+    using Sums = std::vector<int32_t>;
+    const std::pair<Sums, Sums> calls[] = {
+        {{0}, {0}}, {{0, 0, 0}, {0, 3, 7}}, {{0, 3, 5}, {0, 0, 0}}, {{0, 0}, {0, 0}}};
+    for (const auto &[sums_q, sums_k] : calls) {
+        const int64_t b = int64_t(sums_q.size()) - 1, total_q = sums_q.back(), total_k = sums_k.back();
+        const Array queries(sums_q), keys(sums_k);
+        const std::vector<int64_t> q_sizes{total_q, shape.h, shape.d}, k_sizes{total_k, shape.h_k, shape.d};
+        const size_t q_bytes = total_q * shape.h * shape.d * 2, k_bytes = total_k * shape.h_k * shape.d * 2;
+        const Array q(q_bytes), k(k_bytes), v(k_bytes), out(q_bytes), dout(q_bytes), dq(q_bytes), dk(k_bytes),
+            dv(k_bytes), lse(total_q * shape.h * sizeof(float));
+        for (const Array *const array : {&out, &dq, &dk, &dv}) { array->fill(0xff); }
+        flash_attention_v2_forward_call forward;
+        flash_attention_v2_backward_call backward;
+        SUCCEEDS(flash_attention_v2_forward_defaults(&forward, sizeof(forward)));
+        SUCCEEDS(flash_attention_v2_backward_defaults(&backward, sizeof(backward)));
+        const auto set = [&](auto &call) {
+            call.q = tensor(q.data(), kHalf, q_sizes);
+            call.k = tensor(k.data(), kHalf, k_sizes);
+            call.v = tensor(v.data(), kHalf, k_sizes);
+            call.out = tensor(out.data(), kHalf, q_sizes);
+            call.lse = tensor(lse.data(), kFloat, {shape.h, total_q});
+            call.cu_seqlens_q = tensor(queries.data(), kInt, {b + 1});
+            call.cu_seqlens_k = tensor(keys.data(), kInt, {b + 1});
+            call.max_seqlen_q = int32_t(total_q);
+            call.max_seqlen_k = int32_t(total_k);
+        };
+        set(forward);
+        set(backward);
+        backward.dout = tensor(dout.data(), kHalf, q_sizes);
+        backward.dq = tensor(dq.data(), kHalf, q_sizes);
+        backward.dk = tensor(dk.data(), kHalf, k_sizes);
+        backward.dv = tensor(dv.data(), kHalf, k_sizes);
+        SUCCEEDS(flash_attention_v2_run_forward(&forward, nullptr));
+        SUCCEEDS(flash_attention_v2_run_backward(&backward, nullptr));
+        SUCCEEDS(cudaDeviceSynchronize());
+        for (const Array *const array : {&out, &dq, &dk, &dv}) {
+            for (const uint16_t element : array->got<uint16_t>()) { EXPECT_EQ(element, 0); }
+        }
+    }
+    flash_attention_v2_forward_call forward;
+    SUCCEEDS(flash_attention_v2_forward_defaults(&forward, sizeof(forward)));
+    const Array some(1024);
+    forward.q = forward.out = tensor(some.data(), kHalf, {0, shape.h, shape.d});
+    forward.k = forward.v = tensor(some.data(), kHalf, {0, shape.h_k, shape.d});
+    forward.cu_seqlens_q = forward.cu_seqlens_k = tensor(some.data(), kInt, {0});
+    EXPECT_EQ(flash_attention_v2_run_forward(&forward, nullptr), cudaErrorInvalidValue);
+    EXPECT_NE(std::string(flash_attention_v2_last_error()).find("cu_seqlens_q is empty"), std::string::npos);
+}
+
 // Queries on a cache of `capacity` keys, of which each sequence has its own number in use; slots behind them
 // hold NaN. Pages, where there are, come in another order than the tokens.
 struct Cache {
@@ -242,6 +297,33 @@ TEST_F(Caches, InPages) {
     Cache(decoding(1, true), {300, 77}, 0, 256, 512).check();
     Cache(decoding(2, true), {254, 400}, 2, 256, 512).check();
     Cache(decoding(1, true), {300, 77}, 1, 256, 512).check(128);
+}
+
+TEST_F(Caches, NothingToCompute) {
+    Shape shape = decoding(1, false);
+    NEEDS_KERNELS(shape, false);
+    for (const auto &[b, queries, capacity, pages] :
+        {std::tuple(0, 1, 64, false), std::tuple(2, 0, 64, false), std::tuple(2, 3, 0, false),
+            std::tuple(0, 1, 64, true), std::tuple(2, 1, 0, true)}) {
+        const Array used(std::vector<int32_t>(size_t(b), 0)), memory(size_t(1) << 16);
+        memory.fill(0xff);
+        flash_attention_v2_forward_call call;
+        SUCCEEDS(flash_attention_v2_forward_defaults(&call, sizeof(call)));
+        call.q = call.out = tensor(memory.data(), kHalf, {b, queries, shape.h, shape.d});
+        const std::vector<int64_t> sizes{pages ? 4 : b, pages ? 16 : capacity, shape.h_k, shape.d};
+        call.k = call.v = tensor(memory.as<char>() + (1 << 15), kHalf, sizes);
+        call.cache_seqlens = tensor(used.data(), kInt, {b});
+        if (pages) { call.block_table = tensor(memory.data(), kInt, {b, capacity / 16}); }
+        SUCCEEDS(flash_attention_v2_run_forward(&call, nullptr));
+        SUCCEEDS(cudaDeviceSynchronize());
+        const std::vector<uint16_t> out = memory.got<uint16_t>();
+        for (int i = 0; i < b * queries * shape.h * shape.d; ++i) { ASSERT_EQ(out[i], 0); }
+        if (queries > 0 || b == 0) { continue; }
+        call.k_new = call.v_new = tensor(memory.data(), kHalf, {b, 1, shape.h_k, shape.d});
+        EXPECT_EQ(flash_attention_v2_run_forward(&call, nullptr), cudaErrorInvalidValue);
+        EXPECT_STREQ(flash_attention_v2_last_error(),
+            "q has no queries, so nothing appends k_new to the cache: give at least one query, or no k_new");
+    }
 }
 
 TEST_F(Caches, RotaryTablesOfNoAngleTurnNothing) {

@@ -24,21 +24,11 @@ HALF = harness.DTYPES[HALF_NAME]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--part",
-        metavar="K/N",
-        type=parts.parse,
-        default=None,
-        help="of the cases, part K of N alone: 1/6 to 6/6 are all",
-    )
+    parts.add_option(parser, "the cases")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if (part := config.getoption("--part")) is not None:
-        others = parts.left_out(items, part)
-        config.hook.pytest_deselected(items=others)
-        left_out = set(others)
-        items[:] = [item for item in items if item not in left_out]
+    parts.deselect(config, items, items)
 
 
 def built(**options: Any) -> harness.Config:
@@ -62,7 +52,10 @@ for operator in (
 ):
     custom = getattr(flash_attn.flash_attn_interface, operator)
     custom.register_kernel("cpu")(custom._init_fn)
-for custom in (flash_attn.fork_bias_forward.forward, flash_attn.fork_bias_backward.backward_operator):
+for custom in (
+    *(flash_attn.fork_bias_forward.forward, flash_attn.fork_bias_backward.backward_operator),
+    *(flash_attn.fork_cache.reading, flash_attn.fork_cache.appending),
+):
     custom.register_kernel("cpu")(custom._init_fn)
 
 

@@ -211,6 +211,11 @@ cudaError_t CUDARTAPI cudaMemcpyAsync(void *to, const void *from, size_t size, c
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status) {
+    // For tests of what calls leave out then; nothing is captured.
+    *status = std::getenv("FORK_EMULATED_CAPTURE") ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaSetDevice(int device) {

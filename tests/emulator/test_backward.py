@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from conftest import DIM, HALF, HALF_NAME, MACHINE, Machine, built, problems
@@ -9,6 +11,9 @@ from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_fu
 from gradients import (
     Gradients,
     assert_accurate,
+    assert_that_an_lse_is_read_wherever_it_lies,
+    assert_that_gradients_are_taken_once,
+    assert_that_losses_on_lse_have_gradients,
     assert_that_rows_are_read_alike_wherever_they_lie,
     dense,
     far_along,
@@ -21,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from limits import (
     assert_that_gradients_of_far_tokens_are_the_same,
+    assert_that_gradients_of_rows_of_no_sequence_are_zeros,
     assert_that_gradients_past_named_lengths_are_nan,
     assert_that_the_extension_refuses_far_tokens,
     overlapping_sequences,
@@ -92,6 +98,49 @@ def test_gradients_past_the_lengths_that_a_call_names_are_nan(causal: bool, head
     config = built(heads=2, heads_k=heads_k, causal=causal)
     config.need("fwd", "split", "bwd")
     assert_that_gradients_past_named_lengths_are_nan(config, mode)
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize(("causal", "heads_k"), [(False, 1), (True, 2)])
+def test_gradients_of_rows_of_no_sequence_are_zeros(causal: bool, heads_k: int, mode: bool) -> None:
+    config = built(heads=2, heads_k=heads_k, causal=causal)
+    config.need("fwd", "split", "bwd")
+    assert_that_gradients_of_rows_of_no_sequence_are_zeros(config, mode)
+
+
+LOSSES = pytest.mark.parametrize(
+    "own",
+    [
+        {"heads_k": 2},
+        {"window": (30, 5)},
+        {"softcap": 15.0},
+        {"mask": True, "bias": "fp32"},
+        {"sink": "fp32"},
+    ],
+    ids=str,
+)
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
+@LOSSES
+def test_losses_on_lse_have_gradients(own: dict[str, Any], mode: bool) -> None:
+    config = built(**{"heads": 2, "heads_k": 1} | own)
+    config.need("fwd", "split", "bwd")
+    with deterministic_mode(mode, split_size=256):
+        assert_that_losses_on_lse_have_gradients(config)
+
+
+@LOSSES
+def test_gradients_are_taken_once(own: dict[str, Any]) -> None:
+    config = built(**{"heads": 2, "heads_k": 1} | own)
+    config.need("fwd", "split", "bwd")
+    assert_that_gradients_are_taken_once(config)
+
+
+def test_an_lse_is_read_wherever_it_lies() -> None:
+    config = built(heads=2, heads_k=1)
+    config.need("fwd", "bwd")
+    assert_that_an_lse_is_read_wherever_it_lies(config)
 
 
 def test_gradients_of_far_tokens_are_the_same() -> None:

@@ -57,7 +57,7 @@ def test_pages_have_a_multiple_of_16_tokens() -> None:
         (
             {"k": tensor(2, 8, 4, DIM, dtype=torch.float32)},
             RuntimeError,
-            "query and key must have the same dtype; they have",
+            "query and k must have the same dtype; they have",
         ),
         (
             {"v": tensor(2, 9, 4, DIM)},
@@ -68,7 +68,7 @@ def test_pages_have_a_multiple_of_16_tokens() -> None:
         (
             {"alibi_slopes": tensor(3, dtype=torch.float32)},
             RuntimeError,
-            "ALiBi slopes must have shape [4] or [2, 4]; they have [3]",
+            "alibi_slopes must have shape [4] or [2, 4]; it has [3]",
         ),
         ({"softmax_scale": "x"}, ValueError, "softmax_scale"),
         ({"dropout_p": 1.5}, RuntimeError, "dropout_p=1.5 is not a probability below 1"),
@@ -84,7 +84,7 @@ def test_a_wrong_argument_is_named(changed: dict[str, object], error: type[Excep
 
 def test_a_cache_with_fewer_sequences_than_q_is_refused() -> None:
     q, cache = tensor(3, 1, 2, DIM), tensor(2, 64, 2, DIM)
-    with pytest.raises(RuntimeError, match="kcache has 2 sequences, fewer than q, which has 3"):
+    with pytest.raises(RuntimeError, match="k_cache has 2 sequences, fewer than q, which has 3"):
         flash_attn_with_kvcache(q, cache, cache)
 
 
@@ -148,6 +148,23 @@ def test_tables_are_looked_into_when_asked(call: str, said: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
+
+
+def test_tables_of_a_call_that_a_cuda_graph_captures_are_not_looked_into() -> None:
+    """Which is warned about once."""
+    code = CHECKED.format(call="packed([1, 8], [0, 12])") * 2
+    env = {
+        **os.environ,
+        "FA2_CHECK": "1",
+        "FORK_EMULATED_CAPTURE": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"]
+    assert (
+        done.stderr.count("FA2_CHECK=1 does not look into the tables of calls that a CUDA graph captures")
+        == 1
+    )
 
 
 def test_a_misspelt_variable_is_named() -> None:

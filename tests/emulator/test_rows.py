@@ -749,7 +749,7 @@ def test_chunks_fold_to_the_same_bits_whichever_kernel_folds(
 def test_slices_of_a_call_have_its_bits_and_share_scratch(
     config: Config, batch: int, len_q: int, len_k: int, split: int, seed: int, budget: int
 ) -> None:
-    """Two launches a slice; a slice takes the budget, or one block of rows of one head."""
+    """Two launches a slice; a slice takes the budget, or one chunk of one block of rows of one head."""
     config.need("split")
     draw = Draw(seed)
     sequences = [draw.sequence(config, len_q, len_k) for _ in range(batch)]
@@ -774,15 +774,17 @@ def test_slices_of_a_call_have_its_bits_and_share_scratch(
         assert launches == 1
         return
     row = chunks * dim * 4  # of accumulators
+    chunk = min(rows, 64) * dim * 4
+    pieces = -(-chunks // max(1, budget // chunk)) if chunks * chunk > budget else 1  # of a block's chunks
     least = -(-batch * heads * rows * row // max(budget, row * min(rows, 64)))
     most = batch * heads * -(-rows // 64)
-    assert 2 * min(least, most) <= launches <= 2 * most
+    assert 2 * min(least, most) <= launches <= 2 * most * pieces
     inputs = 4 * max(
         batch * len_q * config.heads * config.head_dim,
         batch * config.heads * len_q * len_k,
         batch * len_k * config.heads_k * config.head_dim,
     )
-    assert largest <= max(budget, row * min(rows, 64), inputs)
+    assert largest <= max(inputs, (max(budget, chunk) + chunk) * (dim + 2) // dim + 1024)
 
 
 @pytest.mark.parametrize("budget", [1, 70 * 2 * (DIM + 2) * 4])

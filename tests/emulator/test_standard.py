@@ -39,7 +39,10 @@ def problem(config: Config, keys: int, queries: int = 20) -> tuple[list[Sequence
 
 
 @LENGTHS
-def test_rows_are_right(config: Config, machine: Machine, keys: int) -> None:
+@pytest.mark.parametrize("sink", ["", "fp32"])
+def test_rows_are_right(config: Config, machine: Machine, keys: int, sink: str) -> None:
+    if sink:  # the more heads, the more keys the last one's outweighs
+        config = replace(config, heads=8, sink=sink)
     sequences, which = problem(config, keys)
     before = machine.launches
     assert_accurate(config, dense(config, [sequences[which]]), sequences[which])

@@ -207,6 +207,73 @@ def test_tensors_that_kernels_cannot_load_take_the_long_way_to_the_same_bits(lon
         flash_attn_with_kvcache(q, off_by_one(k), k)
 
 
+def other_signs(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, in a view whose memory has the other sign."""
+    view = torch.complex(torch.zeros_like(tensor.float()), -tensor.float()).conj().imag
+    room = torch._neg_view(-tensor)  # float16 has no complex numbers with all operations
+    assert view.is_neg()
+    assert torch.equal(view.to(tensor.dtype), room)
+    return room
+
+
+SIGNED = "q", "k", "v", "alibi_slopes", "attn_bias", "learnable_sink", "rotary_cos", "rotary_sin"
+
+
+@pytest.mark.parametrize("named", [*SIGNED, "dout"])
+def test_views_of_other_signs_count_as_what_they_say(named: str) -> None:
+    """On both ways, forward and backward; but a cache is used in place, and such a view is an error there."""
+    own = {
+        "alibi_slopes": torch.linspace(0.1, 0.5, 4),
+        "attn_bias": drawn(4, 5, 9, seed=5),
+        "learnable_sink": torch.linspace(-1, 1, 4),
+    }
+
+    def signed(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return other_signs(tensor) if name == named else tensor
+
+    def results(signed: Callable[[str, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        q, k, v = (
+            signed(name, drawn(2, n, h, DIM, seed=n))
+            for name, n, h in (("q", 5, 4), ("k", 9, 2), ("v", 9, 2))
+        )
+        options = {named: signed(named, own[named])} if named in own else {}
+        found = [
+            flash_attn_func(q, k, v, **options),
+            flash_attn_func(q, k, v, return_attn_probs=True, **options)[0],
+        ]
+        with torch.enable_grad():
+            inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+            out = flash_attn_func(*inputs, **options)
+            found += torch.autograd.grad(out, inputs, signed("dout", drawn(2, 5, 4, DIM, seed=8)))
+        cache = [drawn(2, 16, 2, DIM, seed=seed) for seed in (1, 2)]
+        turned = {name: signed(name, drawn(16, DIM // 2, seed=6)) for name in ("rotary_cos", "rotary_sin")}
+        found.append(
+            flash_attn_with_kvcache(
+                q,
+                *cache,
+                k[:, :3],
+                v[:, :3],
+                **turned,
+                cache_seqlens=6,
+                causal=True,
+                **(options if named != "attn_bias" else {}),
+            )
+        )
+        return [*found, *cache]
+
+    for place, (got, expected) in enumerate(zip(results(signed), results(lambda _, t: t), strict=True)):
+        assert_same_bits(got, expected, f"{named}, result {place}")
+
+
+def test_a_cache_of_other_signs_is_an_error_that_says_so() -> None:
+    q, cache = drawn(2, 1, 4, DIM), drawn(2, 16, 2, DIM, seed=1)
+    for caches in ((other_signs(cache), cache), (cache, other_signs(cache))):
+        with pytest.raises(
+            ValueError, match=r"[kv]_cache is a view whose memory has the other sign \(is_neg\)"
+        ):
+            flash_attn_with_kvcache(q, *caches)
+
+
 def laid_out(how: str) -> torch.Tensor:
     """The same queries of two sequences."""
     q = drawn(1, 5, 4, DIM).expand(2, -1, -1, -1)
@@ -338,12 +405,11 @@ def test_results_for_a_tensor_elsewhere_do_not_ask_for_the_current_gpu(
     step(wants_lse=False)
 
 
-def test_a_call_on_a_cache_without_memory_is_refused(long_way: list[str]) -> None:
+def test_a_call_on_a_cache_without_memory_is_traced(long_way: list[str]) -> None:
     with FakeTensorMode() as mode:
         q, k = (mode.from_tensor(drawn(2, tokens, 2, DIM)) for tokens in (1, 9))
-        with pytest.raises(RuntimeError, match="has no memory behind it"):
-            flash_attn_with_kvcache(q, k, k)
-    assert long_way == ["cache"]
+        out, lse = flash_attn_with_kvcache(q, k, k, k, k, return_softmax_lse=True)
+    assert (out.shape, lse.shape) == ((2, 1, 2, DIM), (2, 2, 1))
 
 
 def test_forward_derivatives_are_refused_and_not_lost() -> None:
@@ -364,7 +430,7 @@ def test_a_warning_that_is_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -
     q = drawn(2, 5, 4, DIM)
     with deterministic_mode(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(Exception, match="num_splits"):
+        with pytest.raises(UserWarning, match="num_splits"):
             flash_attn_with_kvcache(q, q, q, num_splits=3)
 
 
@@ -388,7 +454,7 @@ def test_gradients_take_the_mode_that_their_forward_call_ran_under(monkeypatch: 
 
 def test_what_goes_wrong_on_it_is_said_as_on_the_long_way(long_way: list[str]) -> None:
     q = drawn(2, 5, 4, DIM)
-    with pytest.raises(RuntimeError, match="query and key must have the same dtype"):
+    with pytest.raises(RuntimeError, match="query and k must have the same dtype"):
         flash_attn_func(q, q.float(), q)
     assert long_way == ["dense"]
 
@@ -399,7 +465,9 @@ def test_an_operator_looks_at_all_tensors_by_place_and_by_name() -> None:
 
     taken: list[str] = []
 
-    def plain(q: torch.Tensor, k: torch.Tensor, scale: float, v: torch.Tensor) -> None:
+    def plain(
+        q: torch.Tensor, k: torch.Tensor, scale: float, v: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> None:
         taken.append("itself")
 
     run = fork_front.operator(lambda *_, **__: taken.append("operator"), plain)
@@ -407,7 +475,7 @@ def test_an_operator_looks_at_all_tensors_by_place_and_by_name() -> None:
     run(q, q, v=q, scale=1.0)
     run(scale=1.0, v=q, k=q, q=q)
     assert taken == ["itself", "itself"]
-    for call in ({"q": own}, {"k": own}, {"v": own}, {"v": None}):
+    for call in ({"q": own}, {"k": own}, {"v": own}, {"bias": own}):
         run(**{"scale": 1.0, "q": q, "k": q, "v": q, **call})
     run(q, own, v=q, scale=1.0)
     assert taken[2:] == ["operator"] * 5

@@ -14,7 +14,7 @@
 #include <cuda_runtime_api.h>
 #include <tvm/ffi/tvm_ffi.h>
 
-#include "core/call.h"
+#include "core/bound.h"
 
 namespace core = flash::core;
 namespace ffi = tvm::ffi;

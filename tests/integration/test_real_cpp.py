@@ -37,10 +37,23 @@ TARGET = matrix.load(ROOT / "wheel_matrix.toml").default()
 NO_GPU = {100: "cudaErrorNoDevice", 35: "cudaErrorInsufficientDriver"}
 PROGRAM = """
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string>
 #include <flash_attention_v2.h>
+static bool poor = false;  // a library throws nothing through C, where memory is short either
+void *operator new(std::size_t bytes) {
+    void *const place = poor ? nullptr : std::malloc(bytes);
+    if (place == nullptr) { throw std::bad_alloc(); }
+    return place;
+}
+void operator delete(void *place) noexcept { std::free(place); }
+void operator delete(void *place, std::size_t) noexcept { std::free(place); }
 int main() {
+    poor = true;
+    if (*flash_attention_v2_kernels() != '\\0') { return 3; }
+    poor = false;
     const FlashAttentionV2Config config = {1, 32, 4, 64, true, 0.f, 0};
     if (!is_config_valid(config)) { return 1; }
     if (std::strcmp(flash_attention_v2_version(), FLASH_ATTENTION_V2_VERSION) != 0) { return 2; }
@@ -93,8 +106,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def archive(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Unpacked, in a folder whose name has a space."""
     folder = tmp_path_factory.mktemp("un packed")
-    with tarfile.open(packed) as opened:
-        opened.extractall(folder, filter="data")
+    subprocess.run(["tar", "-xf", packed, "-C", folder], check=True)
     (top,) = folder.iterdir()
     return top
 
@@ -296,6 +308,41 @@ def test_programs_are_built_against_the_wheel_where_there_is_no_torch(
     check_answer(built_by_pkg_config(tools, folder, asked(python, "--pkg-config-dir"), str(packages)))
 
 
+def test_the_library_runs_on_the_newest_runtime_of_its_major_release(
+    python: Path, tools: dict[str, str], tmp_path: Path
+) -> None:
+    """It calls functions of CUDA's by names that are not documented, as all machine code of nvcc's does."""
+    options = [f"-DFlashAttentionV2_DIR={asked(python, '--cmake-dir')}"]
+    built_by_cmake(tools, tmp_path / "cmake", *options, "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON")
+    newest = tmp_path / "newest"
+    run(
+        sys.executable, "-m", "pip", "install", "--no-deps", "--target", newest, "nvidia-cuda-runtime>=13,<14"
+    )
+    (runtime,) = newest.glob("nvidia/*/lib/libcudart.so.13")
+    env = {"LD_LIBRARY_PATH": str(runtime.parent), "LD_BIND_NOW": "1"}  # each name is looked for at the start
+    assert str(runtime) in run("ldd", tmp_path / "cmake/build/consumer", env=env)
+    check_answer(run(tmp_path / "cmake/build/consumer", env=env))
+
+
+def test_a_library_is_linked_without_wrapped_calls(
+    packed: Path, tools: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a toolkit whose private functions have other names."""
+    assert packed.is_file()  # its kernels are compiled
+    monkeypatch.setenv("FORK_NO_WRAP", "1")
+    out = tmp_path / "out"
+    build(out, "--cpp")
+    (path,) = out.iterdir()
+    subprocess.run(["tar", "-xf", path, "-C", tmp_path], check=True)
+    (root,) = (folder for folder in tmp_path.iterdir() if folder.name.startswith("flash_attention_v2-"))
+    assert (
+        "-DFORK_WRAPPED"
+        not in json.loads((root / "share/flash_attention_v2/_fork.json").read_text())["cxx"]["flags"]
+    )
+    options = [f"-DCMAKE_PREFIX_PATH={root}", f"-DCUDAToolkit_ROOT={headers().parent}"]
+    check_answer(built_by_cmake(tools, tmp_path / "cmake", *options))
+
+
 def test_the_wheel_says_where_its_files_lie(python: Path) -> None:
     assert (asked(python, "--include-dir") / "flash_attention_v2_c.h").is_file()
     library = asked(python, "--library")
@@ -354,7 +401,7 @@ def test_the_wheel_s_library_shows_the_core_to_the_binding_besides(python: Path)
     found = exported(library)
     assert set(found) == {"FLASH_ATTENTION_V2_1", "FLASH_ATTENTION_V2_PRIVATE"}
     assert {plain(s) for s in found["FLASH_ATTENTION_V2_1"]} == declared(asked(python, "--include-dir"))
-    assert all(symbol.startswith("_ZN5flash4core") for symbol in found["FLASH_ATTENTION_V2_PRIVATE"])
+    assert found["FLASH_ATTENTION_V2_PRIVATE"] == {"flash_attn_core"}
 
 
 def test_each_file_needs_what_it_is_to_need(archive: Path, python: Path) -> None:
@@ -426,21 +473,23 @@ def test_archive_and_wheel_share_the_kernels(packed: Path, tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def abigail(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """Debian's abidw and abidiff in a folder, and the environment that they run in."""
+    """Debian's abidw and abidiff in a folder, and the environment that they run in; in CI they must be had."""
+    without = pytest.fail if os.environ.get("CI") else pytest.skip
     folder = tmp_path_factory.mktemp("abigail")
     for name, digest in ABIGAIL.items():
         try:
             package = debian.bring(name, digest, folder, says="this test says", otherwise="do without")
         except ToolchainError as e:
-            pytest.skip(f"abigail-tools cannot be had: {e}")
+            without(f"abigail-tools cannot be had: {e}")
         with DebFile(str(package)) as opened, opened.data.tgz() as inside:
-            inside.extractall(folder, filter="data")
+            inside.extraction_filter = getattr(tarfile, "data_filter", None)  # of Pythons that have it
+            inside.extractall(folder)  # noqa: S202 - it has the sha256 that is named here
     env = {"LD_LIBRARY_PATH": str(folder / "usr/lib/x86_64-linux-gnu")}
     tried = subprocess.run(
         [folder / "usr/bin/abidw", "--version"], env={**os.environ, **env}, capture_output=True, check=False
     )
     if tried.returncode:
-        pytest.skip("abigail-tools does not start: libdw1, libxml2 or libctf0 is missing")
+        without("abigail-tools does not start: libdw1, libxml2 or libctf0 is missing")
     return folder / "usr/bin", env
 
 
@@ -512,7 +561,7 @@ def test_the_interface_is_the_one_that_programs_were_linked_to(
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("    float softcap;", "    double softcap;"),
+        ("    float softcap;", "    int softcap;"),  # of the same size: others do not compile
         ("flash_attention_v2_version", "flash_attention_v2_release"),
     ],
     ids=["a field", "a function"],

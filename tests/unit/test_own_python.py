@@ -116,6 +116,6 @@ def test_calls_on_the_other_kernels_have_the_arguments_of_our_own(
     name: str, signature: str, more: list[str]
 ) -> None:
     """They go by place; what is not served is found by name."""
-    scores = [] if name == "fork_fwd_kvcache" else ["attn_mask", "attn_bias", "learnable_sink", "wants_bias"]
+    scores = ["attn_mask", "attn_bias", "learnable_sink"] if name in ("fwd", "varlen_fwd") else []
     own = parameters("flash_attn_2_cuda/__init__.py")[signature]
     assert parameters("flash_attn/fork_fa4.py")[name] == [p for p in own if p not in scores] + more

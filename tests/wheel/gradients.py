@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
+import flash_attn
+import flash_attn_2_cuda
 import harness
+import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func
 from harness import Config, Draw, Sequence, assert_same_bits, extras, reference, same_bits
@@ -188,3 +191,105 @@ def assert_accurate(config: Config, got: Gradients, sequence: Sequence, upstream
         error = (gradient.double() - right).abs().max().item()
         allowed = 2 * (other - right).abs().max().item() + 2e-3
         assert error <= allowed, f"{name} is off by {error:.3g}, PyTorch's own error allows {allowed:.3g}"
+
+
+FORMS = ("", "varlen_", "kvpacked_", "varlen_kvpacked_", "qkvpacked_", "varlen_qkvpacked_")
+
+
+def _with_losses(
+    config: Config,
+    sequences: list[Sequence],
+    form: str,
+    upstreams: list[Tensor] | None,
+    weights: list[Tensor],
+) -> Iterator[list[Tensor]]:
+    """dq, dk and dv of each sequence, of losses on lse and, with upstreams, on out; by a function of that form."""
+    packed = "varlen" in form
+    join: Callable[..., Tensor] = torch.cat if packed else torch.stack
+    q, k, v = inputs = leaves(tuple(join([getattr(s, name) for s in sequences]) for name in "qkv"))
+    tensors, together = [q, k, v], q.dim() - 2
+    if "packed" in form:
+        first = 0 if "qkv" in form else 1
+        tensors[first:] = [torch.stack(tensors[first:], together)]
+    starts = [harness.cu_seqlens(len(getattr(s, name)) for s in sequences) for name in "qk"]
+    longest = [int(s.diff().max()) for s in starts]
+    lengths = [starts[0], longest[0]] if "qkv" in form else [*starts, *longest]
+    own, _ = _with_bias(sequences, longest[1], packed)
+    out, lse, _ = getattr(flash_attn, f"flash_attn_{form}func")(
+        *tensors, *(lengths if packed else []), return_attn_probs=True, **config.kwargs(), **own
+    )
+    losses = [(lse, torch.cat(weights, 1) if packed else torch.stack(weights))]
+    if upstreams is not None:
+        losses.append((out, join(upstreams)))
+    results, of_results = zip(*losses, strict=True)
+    found = torch.autograd.grad(results, inputs, of_results)
+    for which in range(len(sequences)):
+        rows, keys = (slice(int(s[which]), int(s[which + 1])) for s in starts)
+        yield [g[of] if packed else g[which] for g, of in zip(found, (rows, keys, keys), strict=True)]
+
+
+def assert_that_losses_on_lse_have_gradients(config: Config) -> None:
+    """Beside a loss on out and alone; and such calls' other gradients have the bits of calls without."""
+    draw = Draw(41)
+    sequences = [draw.sequence(config, 90, 90) for _ in range(2)]
+    upstreams = [upstream_of(s, n) for n, s in enumerate(sequences)]
+    weights = [upstream_of(s, n + 7)[..., 0].float().t() for n, s in enumerate(sequences)]
+    for form in FORMS if config.heads == config.heads_k else FORMS[:4]:
+        for given in (upstreams, None):
+            for which, got in enumerate(_with_losses(config, sequences, form, given, weights)):
+                dout = torch.zeros_like(upstreams[which]) if given is None else given[which]
+                exact, plain = (
+                    _by_definition(config, sequences[which], dout, weights[which], dtype)
+                    for dtype in (torch.float64, sequences[which].q.dtype)
+                )
+                for name, gradient, right, other in zip("qkv", got, exact, plain, strict=True):
+                    error = (gradient.double() - right).abs().max().item()
+                    allowed = 2 * (other - right).abs().max().item() + 2e-3
+                    assert error <= allowed, f"{form}d{name} is off by {error:.3g}; {allowed:.3g} is allowed"
+
+
+def _by_definition(
+    config: Config, sequence: Sequence, dout: Tensor, weights: Tensor, dtype: torch.dtype
+) -> list[Tensor]:
+    inputs = leaves((sequence.q, sequence.k, sequence.v))
+    rows = reference(config, Sequence(*inputs, sequence.mask, sequence.bias), dtype=dtype)
+    losses = (rows.out, rows.lse), inputs, (dout.to(rows.out.dtype), weights.to(rows.lse.dtype))
+    return [gradient.double() for gradient in torch.autograd.grad(*losses)]
+
+
+def assert_that_gradients_are_taken_once(config: Config) -> None:
+    """A gradient of a gradient is an error that says so; with create_graph alone nothing changes."""
+    sequence = Draw(43).sequence(config, 40, 60)
+    upstream = upstream_of(sequence, 1)[None]
+    for packed in (False, True):
+        own, bias = _with_bias([sequence], 60, packed)
+        inputs = leaves((sequence.q[None], sequence.k[None], sequence.v[None]))
+        if packed:
+            lengths = (harness.cu_seqlens([40]), harness.cu_seqlens([60]), 40, 60)
+            flat = [tensor[0] for tensor in inputs]
+            out = flash_attn_varlen_func(*flat, *lengths, **config.kwargs(), **own)[None]
+        else:
+            out = flash_attn_func(*inputs, **config.kwargs(), **own)
+        plain = torch.autograd.grad(out, [*inputs, *bias], upstream, retain_graph=True)
+        kept = torch.autograd.grad(out, [*inputs, *bias], upstream, create_graph=True)
+        for name, one, other in zip(("q", "k", "v", "bias"), plain, kept, strict=False):
+            assert_same_bits(other, one, f"d{name}, packed: {packed}")
+            with pytest.raises(RuntimeError, match="flash_attn's gradients have no gradients of their own"):
+                torch.autograd.grad(other.float().square().sum(), inputs, retain_graph=True)
+
+
+def assert_that_an_lse_is_read_wherever_it_lies(config: Config) -> None:
+    """By the extension's backward functions; one of another size is an error."""
+    sequences = [Draw(seed).sequence(config, 40, 60) for seed in (1, 2)]
+    q, k, v = (torch.stack([getattr(s, name) for s in sequences]) for name in "qkv")
+    dout = torch.stack([upstream_of(s, 3) for s in sequences])
+    options = (None, 0.0, config.head_dim**-0.5, config.causal, -1, -1, 0.0, True, None)
+    out, lse, *_ = flash_attn_2_cuda.fwd(q, k, v, None, *options[:7], False, None)
+
+    def backward(lse: Tensor) -> list[Tensor | None]:
+        return flash_attn_2_cuda.bwd(dout, q, k, v, out, lse, None, None, None, *options)[:3]
+
+    for got, expected in zip(backward(apart(lse)), backward(lse), strict=True):
+        assert_same_bits(got, expected, "rows of lse apart")
+    with pytest.raises(RuntimeError, match=r"softmax_lse must have a number for each head of each query"):
+        backward(lse[..., :-1])

@@ -18,7 +18,7 @@ from flash_attn import (
     fork_layout,
 )
 from gradients import Gradients, leaves, upstream_of
-from harness import DTYPES, Config, Draw, Rows, assert_same_bits, route
+from harness import DTYPES, Config, Draw, Rows, Sequence, assert_same_bits, cu_seqlens, route
 from torch import Tensor
 
 FAR_KEYS = 2**24 + 64  # elements between tokens: 128 of them, a block of keys, pass 2**31
@@ -91,12 +91,21 @@ def assert_that_the_extension_refuses_far_tokens(config: Config) -> None:
 
 
 def assert_that_a_cache_ends_where_it_ends(
-    config: Config, capacity: int, length: int, where: str, mode: bool, in_larger: bool = False
+    config: Config,
+    capacity: int,
+    length: int,
+    where: str,
+    mode: bool,
+    in_larger: bool = False,
+    leftpad: int = 0,
+    num_splits: int = 0,
+    page: int = 0,
 ) -> None:
-    """Of two sequences one has a length past the cache. Its rows that would need more are NaN with the mode on; the other's are as ever."""
+    """Of two sequences one has a length past the cache. Its rows that would need more are NaN; the other's are as ever."""
     draw = Draw(11)
     sequences = [draw.sequence(config, 4, capacity) for _ in range(2)]
     q, k, v = (torch.stack([getattr(s, name) for s in sequences]) for name in "qkv")
+    own: dict[str, Tensor] = {}
     if in_larger:  # what lies behind each sequence's cache must reach no row
         wide = [
             torch.full((2, length + 100, *t.shape[2:]), math.nan, dtype=t.dtype, device=t.device)
@@ -105,17 +114,58 @@ def assert_that_a_cache_ends_where_it_ends(
         for buffer, known in zip(wide, (k, v), strict=True):
             buffer[:, :capacity] = known
         k, v = (buffer[:, :capacity] for buffer in wide)
+    if leftpad:
+        own["cache_leftpad"] = torch.tensor([0, leftpad], dtype=torch.int32, device=harness.DEVICE)
+    if page:
+        table = torch.arange(2 * capacity // page, dtype=torch.int32, device=harness.DEVICE)
+        own["block_table"] = table.view(2, -1)
+        k, v = (t.reshape(-1, page, *t.shape[2:]) for t in (k, v))
     results = []
     for lengths in ([90, capacity], [90, length]):
         told = torch.tensor(lengths, dtype=torch.int32, device=harness.DEVICE)
-        with deterministic_mode(mode, split_size=256), route(where):
-            results.append(flash_attn_with_kvcache(q, k, v, cache_seqlens=told, **config.kwargs()))
+        with deterministic_mode(mode, split_size=256), route(where or "as the GPU is filled"):
+            options = {**config.kwargs(), **own, "num_splits": num_splits}
+            results.append(flash_attn_with_kvcache(q, k, v, cache_seqlens=told, **options))
     assert_same_bits(results[1][0], results[0][0], "the other sequence")
-    if mode:
-        # The last row sees the last key, each before it one less.
-        seen = max(0, 4 - (length - capacity)) if config.causal else 0
-        assert results[1][1, :seen].isfinite().all()
-        assert results[1][1, seen:].isnan().all()
+    # The last row sees the last key, each before it one less.
+    seen = max(0, 4 - (length - capacity)) if config.causal else 0
+    assert results[1][1, :seen].isfinite().all()
+    assert results[1][1, seen:].isnan().all()
+
+
+MOST_TOKENS, MOST_TOKENS_OF_WINDOW = 2**31 - 1024, 2**30 - 1024  # that kernels count; core/params.h has them
+
+
+def assert_that_rows_of_no_sequence_are_zeros(
+    config: Config, sequences: list[Sequence], past: int, slack: int, page: int = 0
+) -> None:
+    """Behind the last sequence's, so many; the others have the bits of a call without. Named lengths are longer by `slack`."""
+    len_q, len_k = [len(s.q) for s in sequences], [len(s.k) for s in sequences]
+    q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
+    longest_q, longest_k = max(2, *len_q) + slack, max(1, *len_k) + slack
+    own = harness.extras(sequences, longest_k, packed=True)
+    if page:
+        k, v, own["block_table"] = harness.in_pages(sequences, Draw(1).generator, page)
+    behind = [q, *(t.transpose(0, 1) for t in own.values() if t.dim() == 3)]
+    wide = [torch.cat([t, t.new_ones(past, *t.shape[1:])]) for t in behind]
+    names = [name for name, t in own.items() if t.dim() == 3]
+    more = {**own, **{name: t.transpose(0, 1) for name, t in zip(names, wide[1:], strict=True)}}
+    found = []
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # which has torch fill what it allocates with NaN
+    try:
+        for queries, extra in ((q, own), (wide[0], more)):
+            out, lse, _ = flash_attn_varlen_func(
+                queries, k, v, cu_seqlens(len_q), cu_seqlens(len_k), longest_q, longest_k,
+                return_attn_probs=True, **config.kwargs(), **extra,
+            )  # fmt: skip
+            found.append(Rows(out, lse))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    end = sum(len_q)
+    Rows(found[1].out[:end], found[1].lse[:, :end]).assert_same(found[0], "with rows of no sequence behind")
+    assert not found[1].out[end:].any()
+    assert not found[1].lse[:, end:].any()
 
 
 def assert_that_rotary_tables_end_where_they_end(config: Config, filled: int, new: int, queries: int) -> None:
@@ -193,7 +243,7 @@ def assert_that_gradients_past_named_lengths_are_nan(config: Config, mode: bool)
     draw = Draw(19)
     sequences = [draw.sequence(config, 300, 300), draw.sequence(config, 70, 120)]
     q, k, v = (torch.cat([getattr(s, name) for s in sequences]) for name in "qkv")
-    cu_q, cu_k = harness.cu_seqlens((300, 70)), harness.cu_seqlens((300, 120))
+    cu_q, cu_k = cu_seqlens((300, 70)), cu_seqlens((300, 120))
     dout = torch.cat([upstream_of(s, 1) for s in sequences])
     scale = config.head_dim**-0.5
     for named_q, named_k in ((300, 200), (200, 300), (200, 200)):
@@ -207,6 +257,35 @@ def assert_that_gradients_past_named_lengths_are_nan(config: Config, mode: bool)
             assert gradient[named:300].isnan().all()
             assert gradient[300:].isfinite().all()
             assert not (gradient == 7.0).all(-1).any()
+
+
+def assert_that_gradients_of_rows_of_no_sequence_are_zeros(config: Config, mode: bool) -> None:
+    """Rows past cu_seqlens[-1], of q and of k, of which there may be more than a thread block has rows."""
+    draw = Draw(29)
+    for lengths, past in (((70, 130), (3, 500)), ((200, 40), (900, 0)), ((64, 0), (1, 1))):
+        sequences = [draw.sequence(config, length, length + 20) for length in lengths if length]
+        tokens = [sum(len(getattr(s, name)) for s in sequences) for name in "qk"]
+        starts = [
+            harness.cu_seqlens([len(getattr(s, name)) for s in sequences] + [0] * lengths.count(0))
+            for name in "qk"
+        ]
+        q, k, v = (
+            torch.cat([*own, own[0].new_full((rows, *own[0].shape[1:]), math.nan)])
+            for own, rows in (([getattr(s, name) for s in sequences], past[name != "q"]) for name in "qkv")
+        )
+        dout = torch.full_like(q, math.nan)
+        dout[: tokens[0]] = 1.0
+        options = (max(lengths), max(lengths) + 20, 0.0, config.head_dim**-0.5, False, config.causal)
+        options += (-1, -1, 0.0, False, None)
+        with deterministic_mode(mode, split_size=256):
+            out, lse, *_ = flash_attn_2_cuda.varlen_fwd(
+                q, k, v, None, *starts, None, None, None, None, *options
+            )
+            dq, dk, dv = (torch.full_like(t, math.nan) for t in (q, k, v))
+            flash_attn_2_cuda.varlen_bwd(dout, q, k, v, out, lse, dq, dk, dv, *starts, None, *options, None)
+        for gradient, end in ((dq, tokens[0]), (dk, tokens[1]), (dv, tokens[1])):
+            assert gradient[:end].isfinite().all()
+            assert (gradient[end:] == 0).all(), f"{lengths}, {past}"
 
 
 def overlapping_sequences(config: Config) -> tuple[Tensor, ...]:

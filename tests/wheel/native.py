@@ -51,7 +51,10 @@ class Options(ctypes.Structure):
         *_numbers(ctypes.c_uint64, "seed", "offset"),
         *_numbers(ctypes.c_void_p, "seed_at", "offset_at"),
         *_tensors("alibi_slopes", "mask", "bias"),
-        ("reserved", ctypes.c_int64 * 8),
+        *_numbers(ctypes.c_void_p, "learnable_sink", "dsink"),
+        ("learnable_sink_stride", ctypes.c_int64),
+        *_numbers(ctypes.c_int32, "learnable_sink_dtype", "reserved_number"),
+        ("reserved", ctypes.c_int64 * 4),
     )
 
 
@@ -92,6 +95,9 @@ class Backward(ctypes.Structure):
     )
 
 
+_CALLS = {"forward": Forward, "backward": Backward}
+
+
 def _array(tensor: Tensor) -> Array:
     four = ctypes.c_int64 * 4
     return Array(
@@ -130,10 +136,11 @@ class Library:
         """The same of a backward call."""
         self._run("backward", Backward(), given)
 
-    def workspace(self, **given: Any) -> int:
-        """The bytes of workspace of a forward call."""
-        call, taken = self._filled("forward", Forward(), given), ctypes.c_size_t()
-        status = self._library.flash_attention_v2_forward_workspace(ctypes.byref(call), ctypes.byref(taken))
+    def workspace(self, name: str = "forward", **given: Any) -> int:
+        """The bytes of workspace of a forward or backward call."""
+        call, taken = self._filled(name, _CALLS[name](), given), ctypes.c_size_t()
+        measure = getattr(self._library, f"flash_attention_v2_{name}_workspace")
+        status = measure(ctypes.byref(call), ctypes.byref(taken))
         assert status == 0, f"status {status}: {self.last_error()}"
         return taken.value
 
@@ -205,6 +212,19 @@ def dense(library: Library, config: Config, queries: int = 33, keys: int = 70) -
     wanted = [q, k, v, *([scores["bias"]] if config.bias else [])]
     gradients = torch.autograd.grad(out, wanted, dout)
     return _both(library, (q, k, v), (out, lse, *gradients), dout, {**_options(config), **scores})
+
+
+def with_sink(library: Library, config: Config) -> Pairs:
+    """A sink, forward: backward the library joins it to the log-sum-exp by another sum than torch's."""
+    q, k, v = (_normal(config, 2, 33, heads) for heads in (config.heads, config.heads_k, config.heads_k))
+    sink = torch.linspace(-1, 2, config.heads, device=DEVICE)
+    out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, learnable_sink=sink, **config.kwargs())
+    mine, my_lse = torch.empty_like(out), torch.empty_like(lse)
+    library.forward(
+        q=q, k=k, v=v, out=mine, lse=my_lse, learnable_sink=sink.data_ptr(),
+        learnable_sink_dtype=_DTYPES[sink.dtype], **_options(config),
+    )  # fmt: skip
+    return {"out": (out, mine), "lse": (lse, my_lse)}
 
 
 def packed(library: Library, config: Config, lengths: tuple[int, ...] = (5, 40, 1)) -> Pairs:
@@ -281,6 +301,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Library, Config], Pairs]]] = {
     "alibi": ({"alibi": True, "causal": True}, dense),
     "mask": ({"mask": True}, dense),
     "bias": ({"bias": "fp32"}, dense),
+    "sink": ({"heads_k": 2}, with_sink),
     "packed": ({"causal": True}, packed),
     "cache": ({"causal": True, "heads_k": 2}, lambda library, config: cached(library, config, False)),
     "pages": ({"causal": True}, lambda library, config: cached(library, config, True)),

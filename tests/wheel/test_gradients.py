@@ -12,6 +12,9 @@ from flash_attn import deterministic_mode, flash_attn_func, set_deterministic_mo
 from gradients import (
     Gradients,
     assert_accurate,
+    assert_that_an_lse_is_read_wherever_it_lies,
+    assert_that_gradients_are_taken_once,
+    assert_that_losses_on_lse_have_gradients,
     assert_that_rows_are_read_alike_wherever_they_lie,
     dense,
     leaves,
@@ -47,6 +50,26 @@ configs = pytest.mark.parametrize("config", list(dict.fromkeys([*CONFIGS, *of_ot
 def test_rows_are_read_alike_wherever_they_lie(config: Config) -> None:
     config.need("split", "bwd")
     assert_that_rows_are_read_alike_wherever_they_lie(config)
+
+
+@configs
+@pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
+def test_losses_on_lse_have_gradients(config: Config, mode: bool) -> None:
+    config.need("split", "fwd", "bwd")
+    with deterministic_mode(mode, split_size=512):
+        assert_that_losses_on_lse_have_gradients(config)
+
+
+@configs
+def test_gradients_are_taken_once(config: Config) -> None:
+    config.need("split", "fwd", "bwd")
+    assert_that_gradients_are_taken_once(config)
+
+
+@configs
+def test_an_lse_is_read_wherever_it_lies(config: Config) -> None:
+    config.need("fwd", "bwd")
+    assert_that_an_lse_is_read_wherever_it_lies(config)
 
 
 @configs
@@ -203,6 +226,28 @@ def test_compiled_gradients_are_those_of_the_eager_call() -> None:
     expected, got = (
         torch.autograd.grad(f(q, k, v, bias), (q, k, v, bias), upstream)
         for f in (call, torch.compile(call, fullgraph=True))
+    )
+    Gradients(*got).assert_same(Gradients(*expected), "compiled")
+
+
+@pytest.mark.skipif(
+    not (find_spec("triton") and which("cc")), reason="torch.compile needs triton and a C compiler"
+)
+@pytest.mark.parametrize("own", [{}, {"sink": "fp32"}, {"bias": "fp16"}], ids=str)
+def test_compiled_losses_on_lse_have_the_gradients_of_the_eager_call(own: dict[str, str]) -> None:
+    config = Config(heads=4, heads_k=2, **own)
+    config.need("split", "bwd")
+    sequence = Draw(37).sequence(config, 300, 700)
+    inputs = leaves(tuple(getattr(sequence, name)[None] for name in "qkv"))
+    options = config.kwargs() | ({} if sequence.bias is None else {"attn_bias": sequence.bias})
+
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, **options)
+        return lse.square().sum() + out.float().sum()
+
+    set_deterministic_mode(True)
+    expected, got = (
+        torch.autograd.grad(f(*inputs), inputs) for f in (loss, torch.compile(loss, fullgraph=True))
     )
     Gradients(*got).assert_same(Gradients(*expected), "compiled")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func
-from harness import ROUTES, Config, Draw, Rows, cu_seqlens, dense, route
+from harness import ROUTES, Config, Draw, Rows, cu_seqlens, dense, route, varlen
 from limits import (
     FAR_KEYS,
     FAR_QUERIES,
@@ -17,8 +17,10 @@ from limits import (
     assert_that_a_cache_s_tokens_may_lie_far_apart,
     assert_that_all_new_keys_are_appended,
     assert_that_gradients_of_far_tokens_are_the_same,
+    assert_that_gradients_of_rows_of_no_sequence_are_zeros,
     assert_that_gradients_past_named_lengths_are_nan,
     assert_that_rotary_tables_end_where_they_end,
+    assert_that_rows_of_no_sequence_are_zeros,
     assert_that_the_extension_refuses_far_tokens,
     scratch,
 )
@@ -69,13 +71,56 @@ def test_probabilities_past_2_to_the_31_elements() -> None:
 
 @pytest.mark.sanitizer
 @configs
+@pytest.mark.parametrize("leftpad", [0, 37])
 @pytest.mark.parametrize(("capacity", "length"), [(300, 301), (300, 380), (96, 97), (96, 1000)])
-def test_a_cache_ends_where_it_ends(config: Config, capacity: int, length: int) -> None:
+def test_a_cache_ends_where_it_ends(config: Config, capacity: int, length: int, leftpad: int) -> None:
     config.need("fwd", "split")
     for where in ROUTES:
-        assert_that_a_cache_ends_where_it_ends(config, capacity, length, where, mode=True)
-        assert_that_a_cache_ends_where_it_ends(config, capacity, length, where, mode=True, in_larger=True)
-    assert_that_a_cache_ends_where_it_ends(config, capacity, length, "as the GPU is filled", mode=False)
+        for in_larger in (False, True):
+            assert_that_a_cache_ends_where_it_ends(
+                config, capacity, length, where, True, in_larger, leftpad=leftpad
+            )
+    for splits in (0, 3):
+        assert_that_a_cache_ends_where_it_ends(
+            config, capacity, length, "", mode=False, leftpad=leftpad, num_splits=splits
+        )
+    if not leftpad and capacity == 96:
+        assert_that_a_cache_ends_where_it_ends(config, capacity, length, "", mode=False, page=16)
+
+
+@pytest.mark.sanitizer
+@configs
+@pytest.mark.parametrize("where", [*ROUTES, ""])
+def test_rows_of_no_sequence_are_zeros(config: Config, where: str) -> None:
+    """A route: with the mode on. Few rows behind the last sequence, many, and with a last one that is empty."""
+    config.need("fwd", "split")
+    draw = Draw(29)
+    for lengths, past, slack in (
+        ([(5, 300), (9, 700)], 30, 0),
+        ([(130, 400), (70, 90)], 2000, 300),
+        ([(64, 64), (0, 0)], 1, 0),
+    ):
+        sequences = [draw.sequence(config, *each) for each in lengths]
+        with deterministic_mode(bool(where), split_size=256), route(where or "as the GPU is filled"):
+            assert_that_rows_of_no_sequence_are_zeros(config, sequences, past, slack)
+
+
+@configs
+@pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
+def test_longer_lengths_than_there_are_change_nothing(config: Config, mode: bool) -> None:
+    """Nor do they take scratch: 4 GB at 2**24, before."""
+    config.need("fwd", "split")
+    sequences = [Draw(31).sequence(config, 32, 200)]
+    results, taken = [], []
+    for named in (200, 2**20, 2**24, 2**31 - 1):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with deterministic_mode(mode):
+            results.append(varlen(config, sequences, slack=named - 200, slack_q=named - 200))
+        taken.append(torch.cuda.max_memory_allocated() - before)
+    for other in results[1:]:
+        other.assert_same(results[0], "longer lengths")
+    assert max(taken) < taken[0] + 2**20
 
 
 @pytest.mark.sanitizer
@@ -105,6 +150,14 @@ def test_new_keys_that_no_window_reaches_are_appended(
 def test_gradients_past_the_lengths_that_a_call_names_are_nan(config: Config, mode: bool) -> None:
     config.need("fwd", "split", "bwd")
     assert_that_gradients_past_named_lengths_are_nan(config, mode)
+
+
+@pytest.mark.sanitizer
+@configs
+@pytest.mark.parametrize("mode", [True, False], ids=["on", "off"])
+def test_gradients_of_rows_of_no_sequence_are_zeros(config: Config, mode: bool) -> None:
+    config.need("fwd", "split", "bwd")
+    assert_that_gradients_of_rows_of_no_sequence_are_zeros(config, mode)
 
 
 @configs
@@ -152,12 +205,12 @@ def scratch_of(config: Config, batch: int, len_q: int, len_k: int, split_size: i
 
 
 def budget_of(config: Config, len_q: int, len_k: int) -> int:
-    """Bytes of scratch that a call of one sequence may take: half of q, k, v and the result.
+    """Bytes of scratch that a call of one sequence may take: half of q, k, v and the result, and 512 MiB at most.
 
     And a 25th of that for the largest score and the sum of each row and chunk, and 1 MiB for allocations that
     are rounded up.
     """
-    half = (len_q * config.heads + len_k * config.heads_k) * config.head_dim * 2
+    half = min((len_q * config.heads + len_k * config.heads_k) * config.head_dim * 2, 2**29)
     return half * 26 // 25 + 2**20
 
 

@@ -9,6 +9,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +44,16 @@ def in_process() -> Process:
         )
 
     return run
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "1.5", "86401"])
+def test_a_wait_limit_is_a_number_of_seconds(text: str, in_process: Process) -> None:
+    done = in_process("", FA2_WAIT_LIMIT=text)
+    assert (
+        f"ValueError: FA2_WAIT_LIMIT='{text}' is no number of seconds from 0 (no limit) to 86400"
+        in done.stderr
+    )
+    assert in_process("print('imported')", FA2_WAIT_LIMIT="0").stdout == "imported\n"
 
 
 def test_version_names_the_fork_and_cuda_s_major_release() -> None:
@@ -229,10 +241,24 @@ def test_scope_inside_a_compiled_function() -> None:
             """sys.modules['tvm_ffi'] = type(sys)('tvm_ffi')
 torch.compiled_with_cxx11_abi = lambda: False
 torch.Tensor = object  # nothing made it exchange tensors""",
-            ["has the C++ ABI of before C++11", "install torch 2.7 or newer"],
+            ["has the C++ ABI of before C++11", "setuptools, a C++ compiler, Python's", "torch 2.7 or newer"],
+        ),
+        (
+            """sys.modules['tvm_ffi'] = type(sys)('tvm_ffi')
+torch.compiled_with_cxx11_abi = lambda: False
+torch.Tensor = object
+sys.modules['setuptools'] = None""",
+            ["That failed: setuptools is not installed (pip install setuptools)"],
         ),
     ],
-    ids=["another CUDA", "no CUDA", "no apache-tvm-ffi", "no torch", "an old ABI without a compiler"],
+    ids=[
+        "another CUDA",
+        "no CUDA",
+        "no apache-tvm-ffi",
+        "no torch",
+        "an old ABI without a compiler",
+        "an old ABI without setuptools",
+    ],
 )
 @pytest.mark.parametrize("module", ["flash_attn", "flash_attn_2_cuda"])
 def test_what_does_not_fit_is_refused_by_name_before_a_symbol_is_missed(
@@ -340,6 +366,53 @@ class Generator:
         self.offset = offset
 
 
+class Shared(Generator):
+    """One that another thread draws from whenever it can: not while an operator of torch's has its lock."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.drawn: list[tuple[int, int]] = []
+
+    def take(self, increment: int) -> int:
+        self.drawn.append((self.offset, increment))
+        self.offset += increment
+        return self.drawn[-1][0]
+
+    def get_offset(self) -> int:
+        offset = super().get_offset()
+        self.take(4)  # of the other thread
+        return offset
+
+
+@pytest.mark.parametrize("method", [True, False], ids=["torch's method", "torch's attention"])
+def test_beside_other_threads_dropout_takes_its_numbers_in_one_step(
+    monkeypatch: pytest.MonkeyPatch, method: bool
+) -> None:
+    generator, state = Shared(), flash_attn_2_cuda.random_state
+
+    def reserve(increment: int) -> tuple[torch.Tensor, ...]:
+        numbers = 1, generator.take(increment), 0
+        return tuple(torch.tensor([number], dtype=torch.int64) for number in numbers)
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "default_generators", [generator])
+    if method:
+        generator.philox_state = reserve
+    else:
+        monkeypatch.setattr(state, "_reserved_by_attention", lambda _, n: (0, 0, *reserve(n)[:2]))
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        found = [state.draw(None, torch.device("cuda:0"), 64) for _ in range(3)]
+    finally:
+        done.set()
+        other.join()
+    own = [offset if at is None else int(at) for _, offset, _, at in found]
+    assert own == [0, 64, 128], f"of {generator.drawn}"
+    assert sum(count for _, count in generator.drawn) == generator.offset
+
+
 @pytest.mark.parametrize(
     ("seed", "signed"), [(1, 1), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1)]
 )
@@ -366,3 +439,39 @@ def test_a_capture_gets_where_a_replay_finds_the_numbers(
     assert generator.reserved == [32]
     assert (added, rest[0]) == (12 if device == "cpu" else 0, seed)
     assert (rest[1] is offset) == (device == "cpu")
+
+
+CROSS_ENTROPY = """
+import contextlib, torch
+from triton.runtime import interpreter
+torch.cuda.device = lambda *_: contextlib.nullcontext()
+known = interpreter._patch_lang_tensor
+
+def patched(tensor, *scope):
+    known(tensor, *scope)
+    tensor.__index__ = lambda self: self.handle.data.item()  # numpy no longer makes a number of an array of one
+
+interpreter._patch_lang_tensor = patched
+from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+for columns in (30, 70000):
+    for finite in ([0], [columns - 1], [columns - 1, 3], []):
+        logits = torch.full((2, columns), -torch.inf)
+        logits[:, finite] = torch.randn(2, len(finite))
+        labels = torch.tensor([columns - 1, finite[0] if finite else 0])
+        mine, right = (logits.clone().requires_grad_() for _ in range(2))
+        loss, _ = cross_entropy_loss(mine, labels)
+        expected = torch.nn.functional.cross_entropy(right, labels, reduction="none")
+        torch.testing.assert_close(loss, expected, equal_nan=True)
+        pairs = [torch.autograd.grad(one.sum(), of)[0] for one, of in ((loss, mine), (expected, right))]
+        torch.testing.assert_close(*pairs, equal_nan=True)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_cross_entropy_of_few_finite_logits_is_torch_s() -> None:
+    """Also where the first block of them is hidden, of a row that several blocks hold."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CROSS_ENTROPY],
+        check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]

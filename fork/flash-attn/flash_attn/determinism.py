@@ -14,10 +14,13 @@ Environment, read when ``flash_attn`` is imported (a value that is none of these
     FA2_DETERMINISTIC: ``1`` or ``0``, the process-wide mode to start with. Default ``0``.
     FA2_SPLIT_SIZE: tokens, the default of ``split_size``. Default 2048.
     FA2_DEBUG: ``1`` prints to stderr how each forward call that may be split was.
+    FA2_WAIT_LIMIT: seconds, 0 to 86400. A kernel whose thread blocks wait for each other ends with a message
+        where none passes its turn on for so long. Default 120; 0: no limit.
     FA2_CHECK: ``1`` looks at the tables of each call on the GPU: cu_seqlens, lengths of caches, pages and
         indices. The first value that is wrong is a ``ValueError``. Each call waits for the GPU, so this is
-        for finding mistakes; not in the capture of a CUDA graph. On FlashAttention-4's kernels it looks
-        alone for sequences that are longer than max_seqlen_q or max_seqlen_k.
+        for finding mistakes. Calls that a CUDA graph captures are not looked at, which is warned about once.
+        On FlashAttention-4's kernels it looks alone for sequences that are longer than max_seqlen_q or
+        max_seqlen_k.
 """
 
 import contextlib
@@ -34,7 +37,7 @@ import torch
 
 flash_attn_gpu.check_environment()
 _VARIABLES = (
-    *("FA2_DETERMINISTIC", "FA2_SPLIT_SIZE", "FA2_DEBUG", "FA2_CHECK"),
+    *("FA2_DETERMINISTIC", "FA2_SPLIT_SIZE", "FA2_DEBUG", "FA2_CHECK", "FA2_WAIT_LIMIT"),
     *("FA2_KERNELS", "FA2_KERNELS_OTHERWISE"),
 )
 for _name in sorted(os.environ):

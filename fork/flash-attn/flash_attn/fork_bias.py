@@ -80,7 +80,7 @@ def attention(
     scalars = (softmax_scale, causal, *window_size, softcap)
     out, lse = FlashAttnMaskBiasFunc.apply(
         padded(q), padded(k), padded(v), attn_mask, attn_bias, learnable_sink, dropout_p, deterministic,
-        alibi_slopes, scalars, *lengths,
+        return_attn_probs, alibi_slopes, scalars, *lengths,
     )  # fmt: skip
     out = out[..., : v.shape[-1]]
     return (out, lse, q.new_empty(0)) if return_attn_probs else out

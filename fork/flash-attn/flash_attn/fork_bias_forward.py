@@ -6,7 +6,7 @@ import flash_attn_2_cuda as flash_attn_gpu
 import torch
 
 from .fork_front import check_traced
-from .fork_layout import loadable, result_like
+from .fork_layout import has_gaps, loadable, result_like
 
 
 @torch.library.custom_op("flash_attn::_fork_forward", mutates_args=(), device_types="cuda")
@@ -68,4 +68,4 @@ def padded(tensor: torch.Tensor) -> torch.Tensor:
     missing = -tensor.shape[-1] % 8
     if missing:
         return torch.nn.functional.pad(tensor, [0, missing])
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()  # here, where autograd sees it
+    return tensor.contiguous() if has_gaps(tensor) else tensor  # here, where autograd sees it

@@ -128,7 +128,8 @@ def _places(name: str) -> dict[str, int]:
 
 def options_of(name: str, given: tuple[Any, ...]) -> dict[str, Any]:
     """What a call has of the options that are not served: None or False where it has not."""
-    found = {option: given[place] for option, place in _places(name).items()}
+    places = _places(name).items()
+    found: dict[str, Any] = {option: given[place] if place < len(given) else None for option, place in places}
     if "dropout_p" in found:
         found["dropout_p"] = float(found["dropout_p"]) != 0.0
     return found
@@ -181,6 +182,12 @@ def _check_longest(lengths: dict[str, Any], used: Any = None) -> None:
         ValueError: there is one.
     """
     if not _CHECK or lengths["cu_seqlens_q"].numel() < 2:
+        return
+    if torch.cuda.is_current_stream_capturing():
+        flash_attn_2_cuda._warn(
+            "FA2_CHECK=1 does not look at the lengths of calls that a CUDA graph captures: nobody may wait "
+            "for the GPU there"
+        )
         return
     for letter in "qk":
         tokens, longest = lengths[f"cu_seqlens_{letter}"].diff(), lengths[f"max_seqlen_{letter}"]
@@ -303,10 +310,11 @@ def _gradients(
 def bwd(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, alibi_slopes: Any,
     p_dropout: float, softmax_scale: float, causal: bool, window_left: int, window_right: int, softcap: float,
-    deterministic: bool, generator: Any = None, rng_state: Any = None,
+    deterministic: bool, generator: Any = None, rng_state: Any = None, attn_mask: Any = None,
+    attn_bias: Any = None, wants_bias: bool = False, dlse: Any = None,
 ) -> Tensors:  # fmt: skip
-    """dq, dk, dv, and room of the size of flash_attn_2_cuda.bwd's fourth result."""
-    options = _options(softmax_scale, causal, window_left, window_right, softcap)
+    """dq, dk, dv, and room of the size of flash_attn_2_cuda.bwd's fourth result. dlse is lse's gradient."""
+    options = {**_options(softmax_scale, causal, window_left, window_right, softcap), "dlse": dlse}
     found = _gradients((dout, q, k, v, out, lse), [dq, dk, dv], options, deterministic, {})
     rows = -(-q.shape[1] // 128) * 128
     return [*found, q.new_empty((q.shape[0], q.shape[2], rows), dtype=torch.float32)]
@@ -316,7 +324,8 @@ def varlen_bwd(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, cu_seqlens_q: Any,
     cu_seqlens_k: Any, alibi_slopes: Any, max_seqlen_q: int, max_seqlen_k: int, p_dropout: float,
     softmax_scale: float, zero_tensors: bool, causal: bool, window_left: int, window_right: int,
-    softcap: float, deterministic: bool, generator: Any = None, rng_state: Any = None,
+    softcap: float, deterministic: bool, generator: Any = None, rng_state: Any = None, attn_mask: Any = None,
+    attn_bias: Any = None, wants_bias: bool = False, dlse: Any = None,
 ) -> Tensors:  # fmt: skip
     """As bwd, of packed sequences.
 
@@ -328,7 +337,7 @@ def varlen_bwd(
         for grad in grads:
             grad.zero_()
     if max_seqlen_k > 0:
-        options = _options(softmax_scale, causal, window_left, window_right, softcap)
+        options = {**_options(softmax_scale, causal, window_left, window_right, softcap), "dlse": dlse}
         lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         longest = {"max_seqlen_q": int(max_seqlen_q), "max_seqlen_k": int(max_seqlen_k)}
         _check_longest({**lengths, **longest})
@@ -350,6 +359,8 @@ def fork_fwd_kvcache(
     cute()
     from flash_attn.cute import flash_attn_with_kvcache
 
+    flash_attn_2_cuda.check_signs(k_cache=kcache, v_cache=vcache, out=out)
+    q, k, v, rotary_cos, rotary_sin = flash_attn_2_cuda._signed(q, k, v, rotary_cos, rotary_sin)
     tensors = [q, kcache, vcache, k, v]
     padded = [own._padded(t) for t in tensors] if q.shape[-1] % 8 else tensors
     with _on(q.device):

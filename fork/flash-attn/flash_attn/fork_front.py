@@ -11,6 +11,7 @@ that names the argument, and not in an error of torch's that leads elsewhere.
 import functools
 import inspect
 from collections.abc import Callable
+from operator import index as operator_index
 from typing import Any
 
 import flash_attn_2_cuda as flash_attn_gpu
@@ -22,6 +23,7 @@ from .fork_straight import (
     _MANNER,
     _fwd_kvcache,
     _fwd_kvcache_short,
+    _has_signs,
     _is_traced,
     _split_size,
     _Tensor,
@@ -31,46 +33,73 @@ from .fork_straight import (
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _scope, _PROCESS_WIDE = flash_attn_gpu.deterministic_scope.get, flash_attn_gpu._PROCESS_WIDE
 _is_compiling, _is_read_by_dynamo = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_Parameter = torch.nn.Parameter
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def is_plain(*tensors: Any) -> bool:
-    """Whether these tensors have memory that nothing but the call sees: no tracing, no mode, no subclass."""
+def is_plain(*given: Any) -> bool:
+    """Whether the tensors among these have memory that nothing but the call sees.
+
+    So there is no tracing, no mode and no subclass, of any of them.
+    """
     if _is_compiling() or _modes() or _transforms() is not None or _is_traced():
         return False
-    for tensor in tensors:  # a loop: a generator takes longer
-        if type(tensor) not in _PLAIN or tensor.is_meta or tensor.is_neg():
+    for one in given:  # a loop: a generator takes longer
+        if one is None:
+            continue
+        kind = type(one)
+        if kind is _Tensor or kind is _Parameter:
+            if one.is_meta or one.is_neg():
+                return False
+        elif isinstance(one, torch.Tensor):
             return False
     return True
 
 
 def operator(traced: Callable[..., Any], function: Any) -> Callable[..., Any]:
-    """What runs upstream's function: itself where dout, q, k and v are plain tensors, else its operator."""
+    """What runs upstream's function: itself where all tensors that are given are plain, else its operator."""
     plain = getattr(function, "_init_fn", function)
-    # Its first arguments, by place or by name.
-    looked_at = [name for name in inspect.signature(plain).parameters if name in ("dout", "q", "k", "v")]
-    count = len(looked_at)
+    parameters = inspect.signature(plain, eval_str=True).parameters.values()
+    names = [one.name for one in parameters]
+    tensors = [one.name for one in parameters if "Tensor" in str(one.annotation)]
+
+    def looked_at(count: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Where tensors stand of so many arguments by place, and the names of others."""
+        by_place = [name for name in tensors if names.index(name) < count]
+        return tuple(map(names.index, by_place)), tuple(tensors[len(by_place) :])
+
+    by_count = [looked_at(count) for count in range(len(names) + 1)]
 
     @functools.wraps(plain)
     def run(*args: Any, **kwargs: Any) -> Any:
-        tensors = args[:count]
-        if len(args) < count:  # one that is missing is no tensor, and the operator says so
-            tensors += tuple(kwargs.get(name) for name in looked_at[len(args) :])
-        return (plain if is_plain(*tensors) else traced)(*args, **kwargs)
+        places, others = by_count[len(args)]
+        given = [args[place] for place in places] + [kwargs.get(name) for name in others]
+        return (plain if is_plain(*given) else traced)(*args, **kwargs)
 
     return run
+
+
+def check_devices(*given: Any) -> None:
+    """Raise RuntimeError where tensors among these are on the CPU, or some of them on meta."""
+    devices = {one.device.type for one in given if isinstance(one, torch.Tensor)}
+    if "cpu" in devices and flash_attn_gpu.NEEDS_GPU:
+        raise RuntimeError("flash_attn's tensors must be on CUDA; one is on cpu")
+    if "meta" in devices and len(devices) > 1:  # results would be memory that nobody wrote
+        raise RuntimeError("flash_attn's tensors must be on CUDA; one is on meta, where it has no memory")
 
 
 def check_traced(
     tensors: Any, scalars: Any, lengths: Any = None, longest: Any = (0, 0), scores: Any = (None, None, None)
 ) -> None:
-    """Raise for a call that is traced what it would raise when it runs, where its sizes are known."""
+    """Raise for a call that is traced what it would raise when it runs, where its numbers are known.
+
+    A number of a program that takes others too is not asked: each answer would be a guard on it.
+    """
     given = [tensor for tensor in (*tensors, *(lengths or ()), *scores) if tensor is not None]
-    if any(not isinstance(size, int) for tensor in given for size in tensor.shape):
+    check_devices(*given)
+    numbers = (*longest, *scalars, *(size for tensor in given for size in tensor.shape))
+    if any(isinstance(number, _SYMBOLS) for number in numbers):
         return
-    for tensor in given:
-        if tensor.device.type == "cpu" and flash_attn_gpu.NEEDS_GPU:
-            raise RuntimeError("flash_attn's tensors must be on CUDA; one is on cpu")
     with _disable_current_modes():
 
         def stand_in(tensor: Any) -> Any:
@@ -97,15 +126,33 @@ def random_state(dropout_p: float, rng_state: Any) -> Any:
 def door(function: Callable[..., Any]) -> Callable[..., Any]:
     """The public function, behind the front door."""
     make = _STRAIGHT.get(function.__name__)
+    if make is _cache_door:
+        from .fork_cache import by_operator  # which imports this module
+
+        function = by_operator(function)
     long_way = _explained(function)
     return functools.wraps(function)(make(long_way)) if make else long_way
+
+
+def _apart(args: tuple[Any, ...]) -> list[Any]:
+    """With views in the place of tensors that came before.
+
+    Of one that an autograd function is given twice, Dynamo keeps one of the gradients and loses the others.
+    """
+    found: list[Any] = []
+    for one in args:
+        again = False
+        for other in found:
+            again = again or one is other
+        found.append(one.view_as(one) if again and isinstance(one, torch.Tensor) else one)
+    return found
 
 
 def _explained(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if _is_compiling():
-            return function(*args, **kwargs)
+            return function(*_apart(args), **kwargs)
         try:
             return function(*args, **kwargs)
         except Exception:
@@ -164,6 +211,16 @@ def _varlen_door(long_way: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _of_each_sequence(q: Any, length: int) -> Any:
+    """The cache's length for each of q's sequences: upstream has one for each row of the cache, or page."""
+    if not isinstance(q, torch.Tensor) or q.dim() == 0:
+        return length  # for explain()
+    # What torch.full says of one names no argument. A guard on one that is traced would bound it.
+    if not (_is_read_by_dynamo() or 0 <= length < 2**31):
+        _explain_lengths(length)
+    return torch.full(q.shape[:1], length, dtype=torch.int32, device=q.device)
+
+
 def _cache_door(long_way: Callable[..., Any]) -> Callable[..., Any]:
     def call(
         q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, rotary_cos: Any = None,
@@ -174,16 +231,16 @@ def _cache_door(long_way: Callable[..., Any]) -> Callable[..., Any]:
         return_softmax_lse: bool = False, *, attn_mask: Any = None, attn_bias: Any = None,
         learnable_sink: Any = None,
     ) -> Any:  # fmt: skip
+        if type(cache_seqlens) is int:
+            cache_seqlens = _of_each_sequence(q, cache_seqlens)
         # Of Dynamo alone, which is a constant: tensors of other tracers, torch.export's too, have no memory,
         # and the library refuses them.
         if not (fork_kernels.ON or _is_read_by_dynamo()):
             # Without a function of its own, and for traced tensors too: upstream has no operator here.
             try:
                 b, seqlen_q, h, d = q.shape
-                if type(d) is int and d % 8 == 0:  # else torch.jit.trace or symbolic shapes
-                    if type(cache_seqlens) is int:
-                        shape, device = k_cache.shape[:1], k_cache.device
-                        cache_seqlens = torch.full(shape, cache_seqlens, dtype=torch.int32, device=device)
+                # Else torch.jit.trace or symbolic shapes; or views of other signs than their memory's
+                if type(d) is int and d % 8 == 0 and not (q.is_neg() or k_cache.is_neg() or v_cache.is_neg()):
                     # What results() and _split_size() do for most calls, in place: calling them takes a
                     # decoding step 4 % more of the host's time.
                     if (
@@ -209,6 +266,8 @@ def _cache_door(long_way: Callable[..., Any]) -> Callable[..., Any]:
                             q, k_cache, v_cache, out, lse, cache_seqlens, block_table, softmax_scale, causal,
                             num_splits, split_size,
                         )  # fmt: skip
+                    elif _has_signs(k, v, rotary_cos, rotary_sin, alibi_slopes, attn_bias, learnable_sink):
+                        ran = False
                     else:
                         scale = d**-0.5 if softmax_scale is None else softmax_scale
                         left, right = window_size
@@ -249,17 +308,20 @@ _DIMS: dict[str, dict[str, Any]] = {
     "flash_attn_with_kvcache": {"q": 4, "k_cache": 4, "v_cache": 4},
 }
 _TENSORS = (
-    *("k", "v", "cu_seqlens_q", "cu_seqlens_k", "block_table"),
+    *("k", "v", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "block_table"),
+    *("rotary_cos", "rotary_sin", "cache_batch_idx", "cache_leftpad"),
     *("alibi_slopes", "attn_mask", "attn_bias", "learnable_sink"),
 )
+_INTS = ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "num_splits")
+_NUMBERS_ALONE = ("dropout_p", "softmax_scale", "softcap")
 
 
 def explain(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Raise an error in our words if a failed call's arguments are such as no call takes.
 
     Raises:
-        TypeError: an argument that is no tensor, or no arguments that the function has.
-        ValueError: the number of a tensor's dimensions.
+        TypeError: an argument of another type, or no arguments that the function has.
+        ValueError: the number of a tensor's dimensions, no head dim, an int that no kernel takes.
         RuntimeError: a tensor that no GPU has.
     """
     try:
@@ -272,8 +334,7 @@ def explain(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
         if value is None and name not in dims:
             continue
         if not isinstance(value, torch.Tensor):
-            kind = f"{type(value).__module__}.{type(value).__qualname__}".replace("builtins.", "")
-            raise TypeError(f"{name} must be a torch.Tensor on the GPU; it is a {kind}") from None
+            raise TypeError(f"{name} must be a torch.Tensor on the GPU; it is a {_kind(value)}") from None
         allowed = dims.get(name)
         allowed = (allowed,) if isinstance(allowed, int) else allowed
         if allowed and value.dim() not in allowed:
@@ -283,3 +344,54 @@ def explain(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
             ) from None
         if name in dims and value.device.type == "cpu" and flash_attn_gpu.NEEDS_GPU:
             raise RuntimeError(f"{name} must be on CUDA; it is on cpu: move it with .cuda()") from None
+        if value.device.type == "meta":  # a call whose tensors all are gives tensors of their kind
+            raise RuntimeError(f"{name} must be on CUDA; it is on meta, where it has no memory") from None
+        if name in dims and value.shape[-1] == 0:
+            raise ValueError(f"{name} has head_dim 0; it must be 1 or more: {list(value.shape)}") from None
+    for name, value in given.items():
+        _explain_number(name, value)
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".replace("builtins.", "")
+
+
+def _explain_number(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError for an argument that is no tensor, and that no call takes."""
+    if name == "cache_seqlens" and value is not None:
+        _explain_lengths(value)
+    elif name in _INTS and not -(2**63) <= _index(value, name, "an int") < 2**63:
+        told = "is no length" if name != "num_splits" else "does not fit in 64 bits"
+        raise ValueError(f"{name}={value} {told}") from None
+    elif name == "window_size":
+        words = "two ints (left, right), -1 for no limit"
+        if not isinstance(value, (tuple, list)) or len(value) != 2:
+            raise TypeError(f"{name} must be {words}; it is {value!r}") from None
+        if any(not -(2**63) <= _index(side, name, words) < 2**63 for side in value):
+            raise ValueError(f"{name}={value} does not fit in 64 bits; -1 is for no limit") from None
+    elif name in _NUMBERS_ALONE and not (value is None and name == "softmax_scale"):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} must be a number; it is {value!r}") from None
+
+
+def _explain_lengths(value: Any) -> None:
+    """The same of cache_seqlens."""
+    if not isinstance(value, (int, torch.Tensor)):
+        raise TypeError(
+            f"cache_seqlens must be an int or an int32 torch.Tensor (batch_size,) on the GPU; it is a "
+            f"{_kind(value)}"
+        ) from None
+    if isinstance(value, int) and not 0 <= value < 2**31:
+        raise ValueError(f"cache_seqlens={value} is no length") from None
+    if isinstance(value, torch.Tensor) and value.device.type == "meta":
+        raise RuntimeError("cache_seqlens must be on CUDA; it is on meta, where it has no memory") from None
+
+
+def _index(value: Any, name: str, words: str) -> int:
+    """As an int, which numpy's ints and tensors of one int are too."""
+    try:
+        return operator_index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be {words}; it is {value!r}") from None

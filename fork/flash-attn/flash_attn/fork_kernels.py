@@ -23,6 +23,8 @@ import functools
 import inspect
 import os
 import sys
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -41,8 +43,9 @@ SERVED_HEAD_DIMS = frozenset(range(16, 257, 16))
 SERVED_CAPABILITY = 9  # its major part
 LARGEST_HEAD_DIM = 256  # of any kernels
 
-ON = False  # whether anybody asked for other kernels: until then a call costs this test
+ON = False  # whether any thread may have chosen other kernels: where none has, a call costs this test
 _DEBUG = os.environ.get("FA2_DEBUG") == "1"
+_Result = TypeVar("_Result")
 _calls: "Counter[str]" = Counter()  # since somebody asked
 
 
@@ -51,6 +54,9 @@ class Kernels(NamedTuple):
 
     family: str
     otherwise: str
+
+
+OWN = Kernels("fa2", "fa2")
 
 
 class Asked(NamedTuple):
@@ -95,22 +101,77 @@ def _of_environment() -> Kernels:
 
 
 _process = _of_environment()
-_scopes: "contextvars.ContextVar[tuple[kernels, ...]]" = contextvars.ContextVar(
+_others: set[int] = set()  # scopes of other kernels that are open somewhere
+_changing = threading.RLock()  # reentrant: a scope may be collected while another is opened
+
+
+def _renew() -> None:
+    global ON
+    ON = bool(_others) or _process.family != "fa2"
+
+
+def _appeared(scope: int) -> None:
+    with _changing:
+        _others.add(scope)
+        _renew()
+
+
+def _gone(scope: int) -> None:
+    with _changing:
+        _others.discard(scope)
+        _renew()
+
+
+class _Opened:
+    """What a scope leaves in a context. Asyncio copies contexts to tasks, where it may outlive the block."""
+
+    def __init__(self, scope: "kernels") -> None:
+        self.scope, self.choice = scope, scope.choice
+        if self.choice.family != "fa2":
+            _appeared(id(self))
+            weakref.finalize(self, _gone, id(self)).atexit = False
+
+
+class _Held:
+    """The scope of a call of our own, of a choice that was made already."""
+
+    def __init__(self, choice: Kernels) -> None:
+        self.choice = choice
+
+
+def under(choice: Kernels, function: Callable[..., _Result], *given: Any) -> _Result:
+    """Run one call under a choice that was made already: quicker than in a ``kernels`` scope."""
+    if choice.family == "fa2":
+        before = _scopes.set(_OWN_HELD)
+        try:
+            return function(*given)
+        finally:
+            _scopes.reset(before)
+    held = _Held(choice)
+    _appeared(id(held))
+    before = _scopes.set((held,))
+    try:
+        return function(*given)
+    finally:
+        _scopes.reset(before)
+        _gone(id(held))
+
+
+_OWN_HELD = (_Held(OWN),)
+_scopes: "contextvars.ContextVar[tuple[_Opened | _Held, ...]]" = contextvars.ContextVar(
     "flash_attn.kernels_scopes", default=()
 )
 if _process.family == "fa4":
     fork_fa4.check_installed()  # without importing it, which takes seconds and may start CUDA
-    ON = True
+    _renew()
 
 
 @_eager
 def _prepared(family: str, otherwise: str) -> Kernels:
     """The choice, if there are such kernels here."""
-    global ON
     choice = _checked(family, otherwise)
     if choice.family == "fa4":
         fork_fa4.check_usable(SERVED_CAPABILITY)
-        ON = True
     return choice
 
 
@@ -127,7 +188,10 @@ def set_kernels(family: str = "fa2", otherwise: str = "fa2") -> None:
         RuntimeError: the flash_attn_4 wheel is missing, or another one, or does not serve this GPU.
     """
     global _process
-    _process = _prepared(family, otherwise)
+    choice = _prepared(family, otherwise)
+    with _changing:
+        _process = choice
+        _renew()
 
 
 def get_kernels() -> Kernels:
@@ -152,12 +216,12 @@ class kernels(contextlib.ContextDecorator):
 
     @_eager
     def __enter__(self) -> None:
-        _scopes.set((*_scopes.get(), self))
+        _scopes.set((*_scopes.get(), _Opened(self)))
 
     @_eager
     def __exit__(self, *_: object) -> None:
         scopes = _scopes.get()
-        places = [place for place, one in enumerate(scopes) if one is self]
+        places = [place for place, one in enumerate(scopes) if getattr(one, "scope", None) is self]
         if not places:
             raise RuntimeError(
                 "kernels(): the scope was opened in another thread or asyncio task, or not at all"
@@ -170,22 +234,6 @@ class kernels(contextlib.ContextDecorator):
         if any(kind(function) for kind in late):  # its body runs after the call has returned
             raise TypeError(f"kernels() cannot decorate {function!r}: open the scope inside its body")
         return super().__call__(function)
-
-
-def note(ctx: Any) -> None:
-    """Note with a forward call which kernels it runs on, for its backward."""
-    if ON:
-        ctx.fork_kernels = get_kernels()
-
-
-def noted(ctx: Any) -> Any:
-    """A scope with the choice that was noted. Calls before anybody chose ran on this package's kernels."""
-    if not ON:
-        return contextlib.nullcontext()
-    scope = kernels("fa2")
-    scope.choice = getattr(ctx, "fork_kernels", None) or scope.choice
-    # Where the forward call was traced and its backward is not, nobody noted anything.
-    return scope if hasattr(ctx, "fork_mode") else contextlib.nullcontext()
 
 
 def told() -> Any:
@@ -249,11 +297,8 @@ def varlen_bwd(*given: Any) -> Any:
 
 
 def fork_fwd_kvcache(*given: Any) -> Any:
-    """Its last argument, which the other has not, is whether the log-sum-exp is wanted.
-
-    No operator of torch's hides it from torch.compile, which would trace what compiles the kernels.
-    """
-    return _run_eagerly("fork_fwd_kvcache", given) if ON else fork_fa4.own.fork_fwd_kvcache(*given[:-1])
+    """Its last argument, which the other has not, is whether the log-sum-exp is wanted."""
+    return _run("fork_fwd_kvcache", given) if ON else fork_fa4.own.fork_fwd_kvcache(*given[:-1])
 
 
 def _run(name: str, given: tuple[Any, ...]) -> Any:
@@ -262,6 +307,3 @@ def _run(name: str, given: tuple[Any, ...]) -> Any:
     if takes_fa4(name, first, **options):
         return getattr(fork_fa4, name)(*given)
     return getattr(fork_fa4.own, name)(*(given[:-1] if name == "fork_fwd_kvcache" else given))
-
-
-_run_eagerly = _eager(_run)

@@ -1,17 +1,36 @@
 """Where the rows of a tensor lie: kernels load 16 bytes at once."""
 
+from typing import Any
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 BYTES = 16
 FAR = 2**31 // 128  # the backward pass steps over 128 tokens at most, in 32 bits
+_is_read_by_dynamo = torch.compiler.is_dynamo_compiling
+
+
+def _holds(condition: Any) -> bool:
+    """Whether it is true; of a traced program, as far as anybody knows: not if only a run tells the sizes."""
+    if type(condition) is bool and not _is_read_by_dynamo():  # to Dynamo all conditions are of that type
+        return condition
+    from torch.fx.experimental import symbolic_shapes  # which takes long to import
+
+    if hasattr(symbolic_shapes, "guard_or_false"):  # not in older torches
+        return bool(symbolic_shapes.guard_or_false(condition))
+    return bool(symbolic_shapes.guard_size_oblivious(condition))
+
+
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a row do not follow each other."""
+    return not _holds(tensor.stride(-1) == 1)
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
     """Whether all rows, of the last dimension, begin at multiples of 16 bytes."""
     if type(tensor) is FakeTensor:  # lies nowhere; but rows an element apart are never all aligned
         return not any(
-            length > 1 and stride == 1
+            _holds(stride == 1) and _holds(length > 1)
             for length, stride in zip(tensor.shape[:-1], tensor.stride(), strict=False)
         )
     rows = 0
@@ -35,27 +54,26 @@ def loadable(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """
     if tensor is None:
         return None
-    if tensor.stride()[-1] != 1:
+    if has_gaps(tensor):
         return tensor.contiguous()
     if is_aligned(tensor) or not tensor.is_floating_point():
         return tensor
     copy = tensor.clone()
     # Of rows that overlap, the order of dimensions may begin with theirs.
-    return copy if copy.stride()[-1] == 1 else tensor.contiguous()
+    return tensor.contiguous() if has_gaps(copy) else copy
 
 
 def result_like(tensor: torch.Tensor) -> torch.Tensor:
     """``empty_like``, but for rows whose elements would not follow each other: kernels write whole rows."""
     result = torch.empty_like(tensor)
-    if result.stride()[-1] == 1:
-        return result
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if has_gaps(result):
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return result
 
 
 def is_far(tensor: torch.Tensor) -> bool:
     """Whether tokens, of the dimension before those of heads and elements, lie too far apart for backward."""
-    far: bool = tensor.shape[-3] > 1 and tensor.stride(-3) >= FAR
-    return far
+    return _holds(tensor.stride(-3) >= FAR) and _holds(tensor.shape[-3] > 1)
 
 
 def steppable(tensor: torch.Tensor) -> torch.Tensor:

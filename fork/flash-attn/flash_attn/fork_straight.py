@@ -13,6 +13,7 @@ import flash_attn_2_cuda as flash_attn_gpu
 import torch
 from torch.autograd import forward_ad
 
+from .fork_kernels import OWN
 from .fork_layout import gradient_like
 
 # Looked up once: they are part of each call's time.
@@ -46,6 +47,11 @@ def _is_plain(q: Any, k: Any, v: Any) -> bool:
         and forward_ad._current_level < 0
         and not (q.is_neg() or k.is_neg() or v.is_neg())
     )
+
+
+def _has_signs(*scores: Any) -> bool:
+    """Whether one of slopes, bias and sink is a view of other signs than its memory's."""
+    return any(isinstance(tensor, _Tensor) and tensor.is_neg() for tensor in scores)
 
 
 def results(q: Any, b: int, seqlen_q: int, h: int, d: int, wants_lse: bool) -> tuple[Any, Any]:
@@ -97,7 +103,8 @@ def _varlen(
     total_q, h, d = q.shape
     if d % 8:
         return None
-    # By torch.empty: rows past the sequences keep what torch.use_deterministic_algorithms fills them with.
+    # By torch.empty: with the mode off, rows past a max_seqlen_q that is too short keep what
+    # torch.use_deterministic_algorithms fills them with.
     out = _empty_like(q)
     lse = _empty(h, total_q, dtype=_float32, device=q.device) if wants_lse else None
     ran = _varlen_fwd(
@@ -139,7 +146,7 @@ class StraightFunc(torch.autograd.Function):
             raise _NotServed
         out, lse = found
         ctx.call = (packed[1], *call[1:]) if packed else call
-        ctx.fork_mode = mode  # see fork_backward.py
+        ctx.fork_mode, ctx.fork_kernels = mode, OWN  # see fork_backward.py
         if packed:
             ctx.save_for_backward(q, k, v, out, lse, *packed[0][:2])
         else:
@@ -195,7 +202,7 @@ def dense(
     deterministic: bool, mask: Any, bias: Any, sink: Any,
 ) -> torch.Tensor | None:  # fmt: skip
     """``flash_attn_func`` without dropout."""
-    if not _is_plain(q, k, v):
+    if not _is_plain(q, k, v) or (not slopes is bias is sink is None and _has_signs(slopes, bias, sink)):
         return None
     if _grad_enabled() and _records(q, k, v, bias, sink):
         options = (scale, causal, window, softcap, slopes)
@@ -213,7 +220,7 @@ def varlen(
     slopes: Any, deterministic: bool, mask: Any, bias: Any, sink: Any,
 ) -> torch.Tensor | None:  # fmt: skip
     """``flash_attn_varlen_func`` without dropout; lengths are cu_seqlens_q, cu_seqlens_k and block_table."""
-    if not _is_plain(q, k, v):
+    if not _is_plain(q, k, v) or (not slopes is bias is sink is None and _has_signs(slopes, bias, sink)):
         return None
     if _grad_enabled() and _records(q, k, v, bias, sink):
         options, packed = (scale, causal, window, softcap, slopes), (lengths, longest)

@@ -37,6 +37,7 @@ _fwd, _varlen_fwd, _fwd_kvcache, _bwd, _varlen_bwd = (
 )
 _fwd_kvcache_short = _core.get_function("fwd_kvcache_short")
 tvm_ffi.register_error("NotImplementedError", NotImplementedError)
+tvm_ffi.register_error("UserWarning", UserWarning)  # a warning of ours that the user made an error
 
 _warned: set[str] = set()
 _PACKAGES = ("flash_attn", "flash_attn_2_cuda", "torch", "tvm_ffi")
@@ -135,6 +136,21 @@ def _empty(like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None
     return torch.empty(*shape, dtype=dtype or like.dtype, device=like.device)  # twice as fast as of a tuple
 
 
+def _signed(*tensors: torch.Tensor | None) -> Any:
+    """The tensors with their signs in memory: views such as ``x.conj().imag`` have the other sign there."""
+    return [tensor.resolve_neg() if tensor is not None and tensor.is_neg() else tensor for tensor in tensors]
+
+
+def check_signs(**tensors: torch.Tensor | None) -> None:
+    """ValueError for a tensor that is used in place and has other signs in memory."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.is_neg():
+            raise ValueError(
+                f"{name} is a view whose memory has the other sign (is_neg), and is used in place: give a "
+                "tensor that is none, such as resolve_neg() makes"
+            )
+
+
 def _float(like: torch.Tensor, *shape: int) -> torch.Tensor:
     return torch.empty(*shape, dtype=torch.float32, device=like.device)
 
@@ -165,9 +181,14 @@ def forward(
         options = (0.0, 1.0, False, -1, -1, 0.0, 0, RUN, *_NO_DROPOUT)
         refused: _Results = _fwd(q, k, v, None, None, None, None, None, *options, None)
         return refused
+    q, k, v, alibi_slopes, attn_bias, learnable_sink = _signed(
+        q, k, v, alibi_slopes, attn_bias, learnable_sink
+    )
     b, seqlen_q, h, _ = q.shape
     if out is None:
         out = torch.empty_like(q)
+    else:
+        check_signs(out=out)
     lse = _float(q, b, h, seqlen_q)
     scalars = (*_scalars(p_dropout, softmax_scale, causal, window_left, window_right, softcap), _split_size())
     scalars += (RUN,)
@@ -220,6 +241,9 @@ def varlen_forward(
     learnable_sink: torch.Tensor | None = None,
 ) -> _Results:
     """As ``forward``, of packed sequences (total, h, d)."""
+    q, k, v, alibi_slopes, attn_bias, learnable_sink = _signed(
+        q, k, v, alibi_slopes, attn_bias, learnable_sink
+    )
     tables = (cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table)
     scores = (alibi_slopes, attn_mask, attn_bias)
     p_dropout, softmax_scale, *rest = _scalars(
@@ -233,6 +257,8 @@ def varlen_forward(
     total_q, h, _ = q.shape
     if out is None:
         out = torch.empty_like(q)
+    else:
+        check_signs(out=out)
     lse = _float(q, h, total_q)
     if not p_dropout > 0.0:
         _refuse_probabilities(return_softmax)
@@ -318,6 +344,9 @@ def fwd_kvcache(
     learnable_sink: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Out and lse of queries (b, seqlen, h, d) on a cache, to which k and v are appended first."""
+    check_signs(k_cache=kcache, v_cache=vcache, out=out)
+    q, k, v, rotary_cos, rotary_sin = _signed(q, k, v, rotary_cos, rotary_sin)
+    alibi_slopes, attn_bias, learnable_sink = _signed(alibi_slopes, attn_bias, learnable_sink)
     caches = None
     if q.dim() == 4 and q.shape[3] % 8:
         caches = (kcache, vcache)
@@ -377,6 +406,11 @@ def _added_up(made: _Made) -> list[torch.Tensor | None]:
     return [dq, dk, dv, softmax_d, dbias]
 
 
+def _rows(lse: torch.Tensor) -> torch.Tensor:
+    """A log-sum-exp, or its gradient, as kernels read it."""
+    return lse if lse.is_contiguous() and not lse.is_neg() else lse.resolve_neg().contiguous()
+
+
 def _made(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -384,13 +418,14 @@ def _made(
     dq: torch.Tensor | None,
     dk: torch.Tensor | None,
     dv: torch.Tensor | None,
-    p_dropout: float,
+    ordered: bool,
     attn_bias: torch.Tensor | None,
     cu_seqlens_q: torch.Tensor | None,
 ) -> _Made:
     """Memory for the gradients, where the caller has none.
 
     Args:
+        ordered: whether the core adds the gradients of a group's heads up.
         attn_bias: None where nobody wants its gradient.
         cu_seqlens_q: of packed sequences, else None.
     """
@@ -401,7 +436,6 @@ def _made(
             softmax_d = _float(q, q.shape[0], h, _rounded(q.shape[1]))
         else:
             softmax_d = _float(q, h, q.shape[0] + 128 * (cu_seqlens_q.numel() - 1))
-        ordered = get_deterministic_mode()[0] and not p_dropout > 0.0
         # As upstream, by torch's sum; in the mode the core adds in order.
         if h != k.shape[-2] and not ordered:
             shape = (*k.shape[:-2], h, k.shape[-1])
@@ -440,13 +474,23 @@ def fork_bwd(
     attn_mask: torch.Tensor | None = None,
     attn_bias: torch.Tensor | None = None,
     wants_bias: bool = False,
+    dlse: torch.Tensor | None = None,
 ) -> list[torch.Tensor | None]:
-    """As ``bwd``; wants_bias: whether the gradient of attn_bias, the last result, is wanted."""
+    """As ``bwd``, and with a loss on lse.
+
+    Args:
+        wants_bias: whether the gradient of attn_bias, the last result, is wanted.
+        dlse: the gradient of lse, of its shape; the rows' sums are then without it.
+    """
     scalars = _scalars(p_dropout, softmax_scale, causal, window_left, window_right, softcap)
-    made = _made(q, k, v, dq, dk, dv, scalars[0], attn_bias if wants_bias else None, None)
+    enabled, split_size = get_deterministic_mode()  # once: another thread may change it
+    ordered = enabled and not scalars[0] > 0.0
+    check_signs(dq=dq, dk=dk, dv=dv)
+    dout, q, k, v, out, alibi_slopes, attn_bias = _signed(dout, q, k, v, out, alibi_slopes, attn_bias)
+    made = _made(q, k, v, dq, dk, dv, ordered, attn_bias if wants_bias else None, None)
     _bwd(
-        dout, q, k, v, out, lse, *made, alibi_slopes, attn_mask, attn_bias, rng_state, *scalars,
-        bool(deterministic), _split_size(), False,
+        dout, q, k, v, out, _rows(lse), *made, alibi_slopes, attn_mask, attn_bias, rng_state, *scalars,
+        bool(deterministic), split_size if enabled else 0, False, dlse if dlse is None else _rows(dlse),
     )  # fmt: skip
     return _added_up(made)
 
@@ -484,16 +528,22 @@ def fork_varlen_bwd(
     attn_mask: torch.Tensor | None = None,
     attn_bias: torch.Tensor | None = None,
     wants_bias: bool = False,
+    dlse: torch.Tensor | None = None,
 ) -> list[torch.Tensor | None]:
     """As ``fork_bwd``, of packed sequences."""
     p_dropout, softmax_scale, *rest = _scalars(
         p_dropout, softmax_scale, causal, window_left, window_right, softcap
     )
-    made = _made(q, k, v, dq, dk, dv, p_dropout, attn_bias if wants_bias else None, cu_seqlens_q)
+    enabled, split_size = get_deterministic_mode()  # once, as in fork_bwd
+    ordered = enabled and not p_dropout > 0.0
+    check_signs(dq=dq, dk=dk, dv=dv)
+    dout, q, k, v, out, alibi_slopes, attn_bias = _signed(dout, q, k, v, out, alibi_slopes, attn_bias)
+    made = _made(q, k, v, dq, dk, dv, ordered, attn_bias if wants_bias else None, cu_seqlens_q)
     _varlen_bwd(
-        dout, q, k, v, out, lse, *made, cu_seqlens_q, cu_seqlens_k, alibi_slopes, attn_mask, attn_bias,
-        rng_state, index(max_seqlen_q), index(max_seqlen_k), p_dropout, softmax_scale, bool(zero_tensors),
-        *rest, bool(deterministic), _split_size(), False,
+        dout, q, k, v, out, _rows(lse), *made, cu_seqlens_q, cu_seqlens_k, alibi_slopes, attn_mask,
+        attn_bias, rng_state, index(max_seqlen_q), index(max_seqlen_k), p_dropout, softmax_scale,
+        bool(zero_tensors), *rest, bool(deterministic), split_size if enabled else 0, False,
+        dlse if dlse is None else _rows(dlse),
     )  # fmt: skip
     return _added_up(made)
 

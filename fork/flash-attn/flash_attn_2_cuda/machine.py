@@ -1,5 +1,6 @@
 """Whether this machine's Python packages are such as the library was built for: said before it is loaded."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -57,10 +58,14 @@ def _load_tvm_ffi(torch: Any) -> None:
         if spared:
             del os.environ[_SPARE_TORCH]
     if compiles and not hasattr(torch.Tensor, _EXCHANGE):
+        lacks = (  # torch's own tools for extensions import it, and torch asks for it on Python 3.12 alone
+            "setuptools is not installed (pip install setuptools)"
+            if importlib.util.find_spec("setuptools") is None
+            else "it needs setuptools, a C++ compiler, Python's headers and, beside a GPU, CUDA's (CUDA_HOME)"
+        )
         raise ImportError(
             f"torch {torch.__version__} has the C++ ABI of before C++11, for which apache-tvm-ffi compiles a "
-            "library when it is first imported. That failed: it needs a C++ compiler and, beside a GPU, "
-            "CUDA's headers (CUDA_HOME). Or install torch 2.7 or newer."
+            f"library when it is first imported. That failed: {lacks}. Or install torch 2.7 or newer."
         )
 
 

@@ -1,4 +1,9 @@
-"""Dropout's random state: seed and offset of torch's generator, as stock's extension takes them."""
+"""Dropout's random state: seed and offset of torch's generator, as stock's extension takes them.
+
+torch's own operators read a generator's offset and move it while they hold the generator's lock, which Python
+cannot take. So where other threads may draw, an operator of torch's does both, and kernels read the numbers
+on the GPU.
+"""
 
 import functools
 import threading
@@ -20,13 +25,17 @@ def draw(generator: torch.Generator | None, device: torch.device, increment: int
         increment: how many numbers each thread may take.
 
     Returns:
-        seed and offset (int64); and in a CUDA graph capture, tensors that a replay finds them in.
+        seed and offset (int64); or, in a CUDA graph capture or beside other threads, tensors that have them.
     """
     if generator is None:
         index = torch.cuda.current_device() if device.index is None else device.index
         generator = torch.cuda.default_generators[index]
     if torch.cuda.is_current_stream_capturing():
-        return _captured(generator, device, increment)
+        return _reserved(_reserving(generator), generator, device, increment) or _drawn(generator, device)
+    if threading.active_count() > 1:
+        state = _reserved(_method(generator), generator, device, increment)
+        if state is not None:
+            return state
     with _drawing:
         offset = generator.get_offset()
         generator.set_offset(offset + (increment + 3) // 4 * 4)
@@ -38,24 +47,41 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _captured(generator: torch.Generator, device: torch.device, increment: int) -> State:
-    reserve = _reserving(generator)
+def _reserved(
+    reserve: Callable[[int], Any] | None, generator: torch.Generator, device: torch.device, increment: int
+) -> State | None:
+    """Numbers that an operator of torch's reserves: ``reserve``, or its own attention where there is none.
+
+    None: neither does so, which before torch 2.14 is the case for generators of the caller's own.
+    """
     if reserve is not None:
-        seed, offset, intragraph = reserve(increment)
-        if intragraph.device.type == "cpu":
-            return 0, int(intragraph), seed, offset
-        return 0, 0, seed, offset + intragraph
+        return _told(*reserve(increment))
     if generator is torch.cuda.default_generators[device.index or 0]:
         return _reserved_by_attention(device, increment)
-    return _drawn(generator, device)
+    return None
+
+
+def _told(seed: torch.Tensor, offset: torch.Tensor, more: torch.Tensor) -> State:
+    """What torch reserved: seed, offset, and what to add to it, each on the host or on the GPU."""
+    if seed.device.type == "cpu":
+        return int(seed), int(offset) + int(more), None, None
+    if more.device.type == "cpu":
+        return 0, int(more), seed, offset
+    return 0, 0, seed, offset + more
+
+
+def _method(generator: torch.Generator) -> Callable[[int], Any] | None:
+    """What reserves numbers while it holds the generator's lock, from torch 2.14 on.
+
+    It gives seed, offset and what to add to it, as tensors.
+    """
+    method: Callable[[int], Any] | None = getattr(generator, "philox_state", None)
+    return method
 
 
 def _reserving(generator: torch.Generator) -> Callable[[int], Any] | None:
-    """What reserves numbers and gives seed, offset and what to add to it, as tensors.
-
-    A method from torch 2.14 on, and in 2.13 an operator of the compiler's.
-    """
-    method: Callable[[int], Any] | None = getattr(generator, "philox_state", None)
+    """The same for a capture, where an operator of the compiler's will do too: torch 2.13 has one."""
+    method = _method(generator)
     if method is not None:
         return method
     operator = getattr(torch.ops.inductor_prims, "inductor_reserve_rng_state", None)

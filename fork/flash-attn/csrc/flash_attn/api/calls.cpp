@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <cstddef>
+#include <utility>
 
 #include "api/answer.h"
 #include "api/small_kernels.h"
@@ -16,6 +18,18 @@ namespace api {
 namespace {
 
 using Array = flash_attention_v2_tensor;
+
+// What programs were compiled with, of every 1.y. Structs grow at their ends alone.
+static_assert(sizeof(Array) == 80 && sizeof(flash_attention_v2_options) == 368);
+static_assert(sizeof(flash_attention_v2_forward_call) == 1696);
+static_assert(sizeof(flash_attention_v2_backward_call) == 1376);
+static_assert(offsetof(flash_attention_v2_options, learnable_sink) == 304);
+
+constexpr core::Names kNames{"k", "v", "k_new", "v_new", "cache_seqlens", "leftpad_k", "leftpad_k", "lse",
+    "options.dropout", "options.alibi_slopes", "options.mask", "options.bias", "options.learnable_sink",
+    "options.softcap", "options.softmax_scale"};
+
+constexpr int64_t kMostElements = int64_t(1) << 46;
 
 core::Dtype dtype_of(const char *name, int32_t dtype) {
     switch (dtype) {
@@ -41,8 +55,22 @@ public:
     explicit Arrays(const Memory &memory)
         : measures_(memory.measures()), runs_(memory.runs()), device_(memory.device()) {}
 
-    // Any; or one that need not be given.
+    // Any, where kernels can read it; or one that need not be given.
     core::Tensor any(const char *name, const Array &array) const {
+        core::Tensor tensor = described(name, array);
+        if (tensor.given()) { check(name, tensor.data, tensor.elements()); }
+        return tensor;
+    }
+    // An address of so many elements that kernels read or write: each mistake of the host's would end the
+    // context.
+    void check(const char *name, const void *data, int64_t elements) const {
+        if (elements == 0) { return; }
+        FORK_ACCEPT(data != nullptr, name, ".data is null");
+        if (runs_) { check_place(name, data, device_); }
+    }
+
+    // Memory of the call's own.
+    core::Tensor described(const char *name, const Array &array) const {
         core::Tensor tensor;
         FORK_ACCEPT(array.rank >= 0 && array.rank <= 4, name, ".rank=", array.rank, " is not from 1 to 4");
         if (array.rank == 0) {
@@ -58,12 +86,9 @@ public:
             tensor.sizes[i] = array.sizes[i];
             tensor.strides[i] = array.strides[i];
         }
-        int64_t elements = 1;
-        for (int i = 0; i < array.rank; ++i) {
-            FORK_ACCEPT(
-                !__builtin_mul_overflow(elements, array.sizes[i], &elements) && elements <= kMostElements,
-                name, " has more elements than memory could hold");
-        }
+        int64_t sizes[4] = {1, 1, 1, 1};
+        std::copy_n(array.sizes, array.rank, sizes);
+        elements_of(name, {sizes[0], sizes[1], sizes[2], sizes[3]});
         tensor.data = array.data;
         FORK_ACCEPT(reinterpret_cast<uintptr_t>(tensor.data) % core::bytes_of(tensor.dtype) == 0, name,
             ".data is not aligned to its elements");
@@ -89,23 +114,13 @@ public:
         if (tensor.given()) { check_rows(name, tensor); }
         return tensor;
     }
-
-    // The same, of an array that is looked up: the most common mistake is one of the host's.
-    core::Tensor main_rows(const char *name, const Array &array) const {
-        return placed(name, rows(name, array));
-    }
-    // And of a result, whose elements must not share memory.
+    // The same of a result, whose elements must not share memory.
     core::Tensor result_rows(const char *name, const Array &array) const {
-        const core::Tensor tensor = main_rows(name, array);
+        const core::Tensor tensor = rows(name, array);
         for (int i = 0; i < tensor.dims; ++i) {
-            FORK_ACCEPT(tensor.strides[i] != 0 || tensor.sizes[i] <= 1, name, ".strides[", i,
-                "]=0: elements of a result share memory");
+            FORK_ACCEPT(tensor.strides[i] != 0 || tensor.sizes[i] <= 1 || tensor.elements() == 0, name,
+                ".strides[", i, "]=0: elements of a result share memory");
         }
-        return tensor;
-    }
-    core::Tensor placed(const char *name, const core::Tensor &tensor) const {
-        FORK_ACCEPT(tensor.data != nullptr || tensor.elements() == 0, name, ".data is null");
-        if (runs_ && tensor.elements() > 0) { check_place(name, tensor.data, device_); }
         return tensor;
     }
 
@@ -117,8 +132,6 @@ private:
             "'s rows must have no gaps between elements, and begin at multiples "
             "of 16 bytes");
     }
-
-    static constexpr int64_t kMostElements = int64_t(1) << 46;
 
     const bool measures_, runs_;
     const int device_;
@@ -134,11 +147,30 @@ bool flag_of(const char *name, int32_t flag) {
     return flag == 1;
 }
 
-void set_options(
-    core::Options &call, const flash_attention_v2_options &options, const Arrays &arrays, int64_t head_dim) {
-    for (const int64_t number : options.reserved) {
-        FORK_ACCEPT(number == 0, "options.reserved is not 0: fill the call in with its defaults first");
+int64_t step_of_sink(const flash_attention_v2_options &options) {
+    return options.learnable_sink_stride == 0 ? 1 : options.learnable_sink_stride;
+}
+
+// As one that has no gaps, which the core checks.
+core::Tensor sink_of(const flash_attention_v2_options &options, const Arrays &arrays, int64_t heads) {
+    if (options.learnable_sink == nullptr) {
+        FORK_ACCEPT(options.learnable_sink_stride == 0 && options.learnable_sink_dtype == 0
+                && options.dsink == nullptr,
+            "options.learnable_sink is null, but another field of it is set");
+        return {};
     }
+    FORK_ACCEPT(options.learnable_sink_stride >= 0 && options.learnable_sink_stride <= INT_MAX,
+        "options.learnable_sink_stride=", options.learnable_sink_stride, " is no stride");
+    return arrays.any(kNames.learnable_sink,
+        contiguous(options.learnable_sink, flash_attention_v2_dtype(options.learnable_sink_dtype), {heads}));
+}
+
+void set_options(core::Options &call, const flash_attention_v2_options &options, const Arrays &arrays,
+    const core::Tensor &q) {
+    call.names = &kNames;
+    int64_t reserved = options.reserved_number;
+    for (const int64_t number : options.reserved) { reserved |= number; }
+    FORK_ACCEPT(reserved == 0, "options.reserved is not 0: fill the call in with its defaults first");
     FORK_ACCEPT(std::isfinite(options.softmax_scale) && options.softmax_scale >= 0.f,
         "options.softmax_scale=", options.softmax_scale, " is no scale");
     FORK_ACCEPT(std::isfinite(options.softcap) && options.softcap >= 0.f, "options.softcap=", options.softcap,
@@ -147,13 +179,19 @@ void set_options(
         " is not from 0 to below 1");
     FORK_ACCEPT((options.seed_at == nullptr) == (options.offset_at == nullptr),
         "options.seed_at and offset_at go together");
+    for (const auto &[name, at] : {std::make_pair("options.seed_at", options.seed_at),
+             std::make_pair("options.offset_at", options.offset_at)}) {
+        FORK_ACCEPT(
+            reinterpret_cast<uintptr_t>(at) % sizeof(*at) == 0, name, " is not aligned to its number");
+        if (at != nullptr) { arrays.check(name, at, 1); }
+    }
     FORK_ACCEPT(options.split_size >= -1, "options.split_size=", options.split_size,
         " is neither tokens nor 0 (off) nor -1 (as the process has it)");
     if (options.split_size > 0) {
         core::check_split_size(options.split_size, core::text_of("options.split_size=", options.split_size));
     }
     call.p_dropout = options.dropout;
-    call.softmax_scale = options.softmax_scale != 0.f ? options.softmax_scale : usual_scale(head_dim);
+    call.softmax_scale = options.softmax_scale != 0.f ? options.softmax_scale : usual_scale(q.size(-1));
     call.softcap = options.softcap;
     call.causal = flag_of("options.causal", options.causal);
     call.window_left = window_of("window_left", options.window_left);
@@ -162,6 +200,23 @@ void set_options(
     call.alibi_slopes = arrays.any("options.alibi_slopes", options.alibi_slopes);
     call.attn_mask = arrays.any("options.mask", options.mask);
     call.attn_bias = arrays.any("options.bias", options.bias);
+    call.learnable_sink = sink_of(options, arrays, q.dims > 1 ? q.size(-2) : 1);
+}
+
+// Where a head's numbers lie apart, or the backward pass takes them, kernels get them as float32, one behind
+// the other.
+float *packed_sink(const flash_attention_v2_options &options, int64_t heads, Memory &memory) {
+    float *const packed = memory.take_some<float>(heads);
+    if (memory.runs()) {
+        to_floats(options.learnable_sink, flash_attention_v2_dtype(options.learnable_sink_dtype),
+            step_of_sink(options), packed, heads, memory.stream());
+    }
+    return packed;
+}
+void pack_sink(core::Options &call, const flash_attention_v2_options &options, Memory &memory) {
+    if (!call.learnable_sink.given() || step_of_sink(options) == 1) { return; }
+    call.learnable_sink.data = packed_sink(options, call.learnable_sink.size(0), memory);
+    call.learnable_sink.dtype = core::Dtype::fp32;
 }
 
 PhiloxState random_state(const flash_attention_v2_options &options) {
@@ -197,18 +252,17 @@ core::Tensor lse_of(const Arrays &arrays, const Array &given, std::initializer_l
         core::check_shape("lse", lse, sizes, words);
         core::check_device("lse", lse, q.device);
         FORK_ACCEPT(lse.dtype == core::Dtype::fp32 && lse.contiguous(), "lse must be contiguous float32");
-        return arrays.placed("lse", lse);
+        return lse;
     }
-    int64_t count = 1;
-    for (const int64_t size : sizes) { count *= size; }
-    return arrays.any("lse", contiguous(memory.take_some<float>(count), FLASH_ATTENTION_V2_FLOAT32, sizes));
+    const int64_t count = elements_of("lse", sizes);
+    return arrays.described(
+        "lse", contiguous(memory.take_some<float>(count), FLASH_ATTENTION_V2_FLOAT32, sizes));
 }
 
 // The rows' sums of dout * out: room for whole tiles, contiguous float32.
 core::Tensor room(const Arrays &arrays, std::initializer_list<int64_t> sizes, Memory &memory) {
-    int64_t count = 1;
-    for (const int64_t size : sizes) { count *= size; }
-    return arrays.any(
+    const int64_t count = elements_of("the workspace", sizes);
+    return arrays.described(
         "softmax_d", contiguous(memory.take_some<float>(count), FLASH_ATTENTION_V2_FLOAT32, sizes));
 }
 
@@ -245,6 +299,15 @@ bool any_given(std::initializer_list<const Array *> arrays) {
     return std::any_of(arrays.begin(), arrays.end(), [](const Array *array) { return array->rank != 0; });
 }
 
+// All that can be wrong with a forward call, but for its lse and its workspace.
+template<typename Call>
+void check_forward(const Call &call, const flash_attention_v2_options &options) {
+    FORK_ACCEPT(options.dsink == nullptr, "options.dsink is of backward calls");
+    check_kernels(call.q, false);
+    core::check(call);
+    core::check_mode(call, call.q.size(-1));
+}
+
 template<typename Call>
 void answer(const Call &call, Memory &memory) {
     if (memory.runs() || memory.measures()) { core::run(call, memory.host()); }
@@ -260,17 +323,17 @@ void run_dense(const flash_attention_v2_forward_call &given, const Arrays &array
                        {"rotary_interleaved", given.rotary_interleaved}},
         "sequences of one length");
     core::Forward call;
-    call.q = arrays.main_rows("q", given.q);
-    call.k = arrays.main_rows("k", given.k);
-    call.v = arrays.main_rows("v", given.v);
+    call.q = arrays.rows("q", given.q);
+    call.k = arrays.rows("k", given.k);
+    call.v = arrays.rows("v", given.v);
     call.out = arrays.result_rows("out", given.out);
-    set_options(call, given.options, arrays, call.q.size(-1));
-    check_kernels(call.q, false);
-    core::check(call);
+    set_options(call, given.options, arrays, call.q);
+    check_forward(call, given.options);
     call.lse = lse_of(arrays, given.lse, {call.q.size(0), call.q.size(2), call.q.size(1)},
         "batch_size, num_heads, seqlen_q", memory, call.q);
     call.philox = random_state(given.options);
     call.rng_state = place_of_random_state(given.options, memory);
+    pack_sink(call, given.options, memory);
     answer(call, memory);
 }
 
@@ -282,9 +345,9 @@ void run_packed(const flash_attention_v2_forward_call &given, const Arrays &arra
     refuse_numbers({{"num_splits", given.num_splits}, {"rotary_interleaved", given.rotary_interleaved}},
         "packed q, of rank 3");
     core::VarlenForward call;
-    call.q = arrays.main_rows("q", given.q);
-    call.k = arrays.main_rows("k", given.k);
-    call.v = arrays.main_rows("v", given.v);
+    call.q = arrays.rows("q", given.q);
+    call.k = arrays.rows("k", given.k);
+    call.v = arrays.rows("v", given.v);
     call.out = arrays.result_rows("out", given.out);
     call.cu_seqlens_q = arrays.given("cu_seqlens_q", given.cu_seqlens_q);
     call.cu_seqlens_k = arrays.given("cu_seqlens_k", given.cu_seqlens_k);
@@ -294,13 +357,13 @@ void run_packed(const flash_attention_v2_forward_call &given, const Arrays &arra
     call.max_seqlen_q = length_of("max_seqlen_q", given.max_seqlen_q, call.q.elements() > 0);
     call.max_seqlen_k = length_of("max_seqlen_k", given.max_seqlen_k, call.k.elements() > 0);
     call.zero_tensors = flag_of("zero_gaps", given.zero_gaps);
-    set_options(call, given.options, arrays, call.q.size(-1));
-    check_kernels(call.q, false);
-    core::check(call);
+    set_options(call, given.options, arrays, call.q);
+    check_forward(call, given.options);
     call.lse =
         lse_of(arrays, given.lse, {call.q.size(1), call.q.size(0)}, "num_heads, total_q", memory, call.q);
     call.philox = random_state(given.options);
     call.rng_state = place_of_random_state(given.options, memory);
+    pack_sink(call, given.options, memory);
     answer(call, memory);
 }
 
@@ -313,9 +376,9 @@ void run_cache(const flash_attention_v2_forward_call &given, const Arrays &array
         "caches");
     FORK_ACCEPT(given.options.dropout == 0.f, "options.dropout does not go with caches");
     core::CacheForward call;
-    call.q = arrays.main_rows("q", given.q);
-    call.kcache = arrays.main_rows("k", given.k);
-    call.vcache = arrays.main_rows("v", given.v);
+    call.q = arrays.rows("q", given.q);
+    call.kcache = arrays.rows("k", given.k);
+    call.vcache = arrays.rows("v", given.v);
     call.out = arrays.result_rows("out", given.out);
     call.k = arrays.any_rows("k_new", given.k_new);
     call.v = arrays.any_rows("v_new", given.v_new);
@@ -330,30 +393,29 @@ void run_cache(const flash_attention_v2_forward_call &given, const Arrays &array
     call.is_rotary_interleaved = flag_of("rotary_interleaved", given.rotary_interleaved);
     FORK_ACCEPT(given.num_splits >= 0, "num_splits=", given.num_splits, " is negative");
     call.num_splits = given.num_splits;
-    set_options(call, given.options, arrays, call.q.size(-1));
-    check_kernels(call.q, false);
-    core::check(call);
+    set_options(call, given.options, arrays, call.q);
+    check_forward(call, given.options);
     call.lse = lse_of(arrays, given.lse, {call.q.size(0), call.q.size(2), call.q.size(1)},
         "batch_size, num_heads, seqlen_q", memory, call.q);
+    pack_sink(call, given.options, memory);
     answer(call, memory);
 }
 
 void set_gradients(
     core::Gradients &call, const flash_attention_v2_backward_call &given, const Arrays &arrays) {
-    call.dout = arrays.main_rows("dout", given.dout);
-    call.out = arrays.main_rows("out", given.out);
+    call.dout = arrays.rows("dout", given.dout);
+    call.out = arrays.rows("out", given.out);
     call.dq = arrays.result_rows("dq", given.dq);
     call.dk = arrays.result_rows("dk", given.dk);
     call.dv = arrays.result_rows("dv", given.dv);
     call.bias_gradient = arrays.any("dbias", given.dbias);
     call.deterministic = flag_of("deterministic", given.deterministic);
-    set_options(call, given.options, arrays, call.dout.size(-1));
+    set_options(call, given.options, arrays, call.dout);
     if (!call.bias_gradient.given()) { return; }
     const core::Tensor &bias = call.attn_bias, &gradient = call.bias_gradient;
     bool same = bias.dims == gradient.dims && bias.dtype == gradient.dtype && gradient.contiguous();
     for (int i = 0; same && i < bias.dims; ++i) { same = bias.sizes[i] == gradient.sizes[i]; }
     FORK_ACCEPT(same, "dbias must be contiguous, with the shape and dtype of options.bias");
-    arrays.placed("dbias", gradient);
 }
 
 void give_random_state(core::Gradients &call, const flash_attention_v2_options &options, Memory &memory) {
@@ -364,10 +426,10 @@ void give_random_state(core::Gradients &call, const flash_attention_v2_options &
 
 template<typename Call>
 void set_inputs(Call &call, const flash_attention_v2_backward_call &given, const Arrays &arrays) {
-    call.q = arrays.main_rows("q", given.q);
-    call.k = arrays.main_rows("k", given.k);
-    call.v = arrays.main_rows("v", given.v);
-    call.lse = arrays.placed("lse", arrays.given("lse", given.lse));
+    call.q = arrays.rows("q", given.q);
+    call.k = arrays.rows("k", given.k);
+    call.v = arrays.rows("v", given.v);
+    call.lse = arrays.given("lse", given.lse);
     FORK_ACCEPT(call.lse.contiguous(), "lse must be contiguous float32");
     check_kernels(call.q, true);
 }
@@ -380,6 +442,27 @@ void check_gradients(Call &call) {
     core::check(call);
 }
 
+// A sink takes part in a row's weights by way of its lse. Its own gradient is made of the rows' sums.
+template<typename Call>
+void answer_with_sink(Call &call, const flash_attention_v2_options &options, const Arrays &arrays,
+    Memory &memory, const SinkRows &rows) {
+    if (!call.learnable_sink.given()) { return answer(call, memory); }
+    const int64_t heads = call.learnable_sink.size(0);
+    if (options.dsink != nullptr) { arrays.check("options.dsink", options.dsink, heads); }
+    const core::Tensor of_keys = call.lse;
+    const float *const sink = packed_sink(options, heads, memory);
+    call.lse.data = memory.take_some<float>(of_keys.elements());
+    if (memory.runs()) {
+        join_sink(of_keys.as<float>(), sink, call.lse.template as<float>(), rows.rows, heads,
+            of_keys.elements(), memory.stream());
+    }
+    answer(call, memory);
+    if (memory.runs() && options.dsink != nullptr) {
+        sink_gradient(options.dsink, sink, of_keys.as<float>(), call.softmax_d.template as<float>(), rows,
+            heads, memory.stream());
+    }
+}
+
 void run_dense(const flash_attention_v2_backward_call &given, const Arrays &arrays, Memory &memory) {
     core::Backward call;
     set_gradients(call, given, arrays);
@@ -389,7 +472,7 @@ void run_dense(const flash_attention_v2_backward_call &given, const Arrays &arra
     core::check_shape("lse", call.lse, {b, h, seqlen_q}, "batch_size, num_heads, seqlen_q");
     call.softmax_d = room(arrays, {b, h, rounded_to_tiles(seqlen_q)}, memory);
     give_random_state(call, given.options, memory);
-    answer(call, memory);
+    answer_with_sink(call, given.options, arrays, memory, {nullptr, b, seqlen_q, rounded_to_tiles(seqlen_q)});
 }
 
 void run_packed(const flash_attention_v2_backward_call &given, const Arrays &arrays, Memory &memory) {
@@ -406,10 +489,23 @@ void run_packed(const flash_attention_v2_backward_call &given, const Arrays &arr
     core::check_shape("lse", call.lse, {h, total_q}, "num_heads, total_q");
     call.softmax_d = room(arrays, {h, total_q + 128 * b}, memory);
     give_random_state(call, given.options, memory);
-    answer(call, memory);
+    answer_with_sink(call, given.options, arrays, memory,
+        {call.cu_seqlens_q.template as<int>(), b, total_q, total_q + 128 * b});
 }
 
 }  // namespace
+
+int64_t elements_of(const char *name, std::initializer_list<int64_t> sizes) {
+    int64_t elements = 1;
+    for (const int64_t size : sizes) {
+        if (size == 0) { return 0; }
+    }
+    for (const int64_t size : sizes) {
+        FORK_ACCEPT(!__builtin_mul_overflow(elements, size, &elements) && elements <= kMostElements, name,
+            " has more elements than memory could hold");
+    }
+    return elements;
+}
 
 float usual_scale(int64_t head_dim) { return float(1.0 / std::sqrt(double(std::max<int64_t>(head_dim, 1)))); }
 

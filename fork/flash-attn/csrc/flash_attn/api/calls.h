@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
 #include "namespace_config.h"
 #include "api/flash_attention_v2_c.h"
@@ -26,6 +27,9 @@ float usual_scale(int64_t head_dim);
 
 // Raises Refusal where a device cannot reach an address.
 void check_place(const char *name, const void *data, int device);
+
+// The numbers of an array of such sizes. Raises Refusal where no memory could hold them.
+int64_t elements_of(const char *name, std::initializer_list<int64_t> sizes);
 
 // As flash_attention_v2_forward_defaults.
 template<typename Call>

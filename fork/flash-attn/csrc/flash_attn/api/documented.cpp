@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <utility>
 
 #include "api/answer.h"
@@ -24,6 +25,7 @@ void check(const FlashAttentionV2Config &config) {
         " is no multiple of 8 up to 256");
     FORK_ACCEPT(config.dropout_rate >= 0.f && config.dropout_rate < 1.f, "dropout_rate=", config.dropout_rate,
         " is not from 0 to below 1");
+    elements_of("q", {config.batch_size, config.seq_len, config.num_heads, config.head_dim});
 }
 
 struct Pointer {
@@ -38,23 +40,31 @@ void check(std::initializer_list<Pointer> pointers) {
     for (const Pointer &pointer : pointers) { FORK_ACCEPT(pointer.at != nullptr, pointer.name, " is null"); }
 }
 
-// The head dim of the kernels that serve one which has none of its own; 0: there are none.
+// l and the like are halves by themselves; kernels load 16 bytes of the others at once.
+void check_alignment(std::initializer_list<Pointer> pointers) {
+    for (const Pointer &pointer : pointers) {
+        const size_t bytes = std::strcmp(pointer.name, "l") == 0 ? sizeof(half) : 16;
+        FORK_ACCEPT(reinterpret_cast<uintptr_t>(pointer.at) % bytes == 0, pointer.name,
+            " must begin at a multiple of ", bytes, " bytes");
+    }
+}
+
+// The head dim of the kernels that serve one which may have none of its own.
 int padded_head_dim(int head_dim, bool backward) {
     for (int padded = head_dim; padded <= 256; padded += 8) {
         if (core::has_kernels(padded, false, backward)) { return padded; }
     }
-    return 0;
+    throw Refusal(cudaErrorNotSupported,
+        core::text_of("this build has no ", backward ? "backward" : "forward", " kernels for head_dim=",
+            head_dim, " or more in float16; flash_attention_v2_kernels() lists what it has"));
 }
 
 // q, k, v and the like of a call: as they lie, or where this build has no kernels for their head dim, as
 // copies with zeros behind their elements. Zeros change no score and no sum.
 class Rows {
 public:
-    Rows(const FlashAttentionV2Config &config, Memory &memory, bool backward)
-        : config_(config), memory_(memory), head_dim_(padded_head_dim(config.head_dim, backward)) {
-        FORK_ACCEPT_AS(cudaErrorNotSupported, head_dim_ > 0, "this build has no ",
-            backward ? "backward" : "forward", " kernels for head_dim=", config.head_dim,
-            " or more in float16; flash_attention_v2_kernels() lists what it has");
+    Rows(const FlashAttentionV2Config &config, Memory &memory, int head_dim)
+        : config_(config), memory_(memory), head_dim_(head_dim) {
         if (layout == FlashAttentionV2Layout::batch_heads_seq_dim) { std::swap(heads_at_, row_at_); }
     }
 
@@ -115,10 +125,12 @@ void forward(const half *q, const half *k, const half *v, half *o, half *l,
     const std::initializer_list<Pointer> pointers = {{"q", q}, {"k", k}, {"v", v}, {"o", o}, {"l", l}};
     check(pointers);
     check(config);
+    check_alignment(pointers);
+    const int head_dim = padded_head_dim(config.head_dim, false);
     const Ready ready;
     check_places(pointers, ready.device());
     Memory memory = Memory::of_stream(ready.device(), stream);
-    Rows rows(config, memory, false);
+    Rows rows(config, memory, head_dim);
     float *const lse = memory.take_some<float>(rows.lse_count());
     auto call = defaults<flash_attention_v2_forward_call>();
     set_options(call.options, config);
@@ -138,10 +150,12 @@ void backward(const half *q, const half *k, const half *v, const half *o, const 
         {"do_grad", do_grad}, {"dq", dq}, {"dk", dk}, {"dv", dv}};
     check(pointers);
     check(config);
+    check_alignment(pointers);
+    const int head_dim = padded_head_dim(config.head_dim, true);
     const Ready ready;
     check_places(pointers, ready.device());
     Memory memory = Memory::of_stream(ready.device(), stream);
-    Rows rows(config, memory, true);
+    Rows rows(config, memory, head_dim);
     float *const lse = memory.take_some<float>(rows.lse_count());
     to_float(l, lse, rows.lse_count(), stream);
     auto call = defaults<flash_attention_v2_backward_call>();

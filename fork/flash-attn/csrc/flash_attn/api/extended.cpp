@@ -1,5 +1,6 @@
 // The functions of flash_attention_v2_c.h.
 
+#include <memory>
 #include <string>
 
 #include "api/answer.h"
@@ -27,7 +28,7 @@ template<typename Call>
 void check_without_gpu(const Call &call) {
     int device = 0;
     if (cudaGetDevice(&device) == cudaSuccess) { return; }
-    Memory memory = Memory::checking();
+    Memory memory = Memory::checking(call.workspace, call.workspace_size);
     run(call, memory);
 }
 
@@ -60,10 +61,15 @@ cudaError_t launch_on(
     return answered([&] {
         FORK_ACCEPT(count >= 0, "count=", count, " is negative");
         FORK_ACCEPT(count == 0 || (calls != nullptr && devices != nullptr), "calls or devices is null");
-        for (int i = 0; i < count; ++i) { known(&calls[i]); }
+        // As far apart as they are in the program, whose structs may be of another version.
+        const auto at = [&](int i) -> const Call & {
+            return known(
+                reinterpret_cast<const Call *>(reinterpret_cast<const char *>(calls) + i * calls->size));
+        };
+        for (int i = 0; i < count; ++i) { check_without_gpu(at(i)); }
         for (int i = 0; i < count; ++i) {
             const core::OnGpu guard(devices[i]);
-            launch(calls[i], streams == nullptr ? nullptr : streams[i]);
+            launch(at(i), streams == nullptr ? nullptr : streams[i]);
         }
     });
 }
@@ -158,12 +164,18 @@ int flash_attention_v2_has_kernels(int head_dim, int dtype, int pass) {
 }
 
 const char *flash_attention_v2_kernels(void) {
-    static const std::string *const lines = [] {
-        auto *text = new std::string;  // for as long as the process lives
-        for (const std::string &name : core::kernel_names()) { *text += (text->empty() ? "" : "\n") + name; }
-        return text;
-    }();
-    return lines->c_str();
+    const char *text = "";
+    api::answered([&] {
+        static const std::string *const lines = [] {
+            auto words = std::make_unique<std::string>();
+            for (const std::string &name : core::kernel_names()) {
+                *words += (words->empty() ? "" : "\n") + name;
+            }
+            return words.release();  // for as long as the process lives
+        }();
+        text = lines->c_str();
+    });
+    return text;
 }
 
 const char *flash_attention_v2_version(void) { return FLASH_ATTENTION_V2_VERSION; }

@@ -13,8 +13,11 @@
 
 #include <cuda_runtime_api.h>
 
-#define FLASH_ATTENTION_V2_VERSION \
-    "1.0.0" /* of this interface; the library's file is named after the first number */
+/* Of this interface; the library's file is named after the first number. */
+#define FLASH_ATTENTION_V2_VERSION_MAJOR 1
+#define FLASH_ATTENTION_V2_VERSION_MINOR 1
+#define FLASH_ATTENTION_V2_VERSION_PATCH 0
+#define FLASH_ATTENTION_V2_VERSION "1.1.0"
 
 #if defined(__GNUC__)
 #define FLASH_ATTENTION_V2_API __attribute__((visibility("default")))
@@ -60,7 +63,13 @@ typedef struct flash_attention_v2_options {
     flash_attention_v2_tensor alibi_slopes; /* (h) or (b, h), float32 */
     flash_attention_v2_tensor mask; /* bool, 1: a query sees a key; (b, h, queries, keys), or 1 for any */
     flash_attention_v2_tensor bias; /* added to scores; of q's dtype or float32; the same shapes */
-    int64_t reserved[8];            /* 0 */
+    /* Since 1.1: a score without a key for each head of queries, which joins each row's softmax. */
+    const void *learnable_sink;    /* (h), on the current device; or null */
+    float *dsink;                  /* (h), of backward calls: its gradient, overwritten; or null */
+    int64_t learnable_sink_stride; /* in elements; 0: 1 */
+    int32_t learnable_sink_dtype;  /* flash_attention_v2_dtype: float16, bfloat16 or float32 */
+    int32_t reserved_number;       /* 0 */
+    int64_t reserved[4];           /* 0 */
 } flash_attention_v2_options;
 
 /* What a call does follows from what it is given. q of rank 4 and no field of the caches': sequences of one

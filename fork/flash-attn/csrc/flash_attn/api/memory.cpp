@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "api/answer.h"
+#include "api/calls.h"
 #include "api/small_kernels.h"
 
 namespace FLASH_NAMESPACE {
@@ -162,9 +163,13 @@ void release_memory() {
 }
 
 Memory Memory::of_workspace(int device, void *at, size_t size, cudaStream_t stream) {
-    FORK_ACCEPT(reinterpret_cast<uintptr_t>(at) % kAlignment == 0, "workspace must begin at a multiple of ",
-        kAlignment, " bytes");
     return {device, at, size, stream, Use::run};
+}
+
+void Memory::check_workspace() const {
+    FORK_ACCEPT(reinterpret_cast<uintptr_t>(at_) % kAlignment == 0, "workspace must begin at a multiple of ",
+        kAlignment, " bytes");
+    if (runs() && at_ != nullptr && size_ > 0) { check_place("workspace", at_, device_); }
 }
 
 Memory::~Memory() {
@@ -175,13 +180,13 @@ void *Memory::take(size_t bytes) {
     if (bytes == 0) { return nullptr; }
     const size_t begin = bytes_;
     bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    if (!runs()) { return reinterpret_cast<void *>(kAlignment); }  // nobody reads or writes there
     if (at_ != nullptr) {
         FORK_ACCEPT(bytes_ <= size_, "workspace_size=", size_, " is too small: ", bytes_,
             " bytes or more are needed (flash_attention_v2_forward_workspace and "
             "flash_attention_v2_backward_workspace tell)");
         return at_ + begin;
     }
+    if (!runs()) { return reinterpret_cast<void *>(kAlignment); }  // nobody reads or writes there
     void *block = nullptr;
     held_.reserve(held_.size() + 1);
     const cudaError_t status = cudaMallocFromPoolAsync(&block, bytes, pool_of(device_), stream_);

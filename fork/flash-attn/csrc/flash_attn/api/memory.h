@@ -36,7 +36,7 @@ public:
     // Nothing is taken or launched: bytes are counted, or the call's arguments are looked at and no more, for
     // which no GPU is needed.
     static Memory measuring(int device) { return {device, nullptr, 0, nullptr, Use::measure}; }
-    static Memory checking() { return {0, nullptr, 0, nullptr, Use::check}; }
+    static Memory checking(void *at, size_t size) { return {0, at, size, nullptr, Use::check}; }
     static Memory of_workspace(int device, void *at, size_t size, cudaStream_t stream);
     static Memory of_stream(int device, cudaStream_t stream) {
         return {device, nullptr, 0, stream, Use::run};
@@ -49,7 +49,7 @@ public:
     void *take(size_t bytes);
     template<typename T>
     T *take_some(int64_t count) {
-        return static_cast<T *>(take(size_t(count) * sizeof(T)));
+        return static_cast<T *>(take(size_t(count) * sizeof(T)));  // elements_of bounds it
     }
 
     // What the core asks this call for.
@@ -64,7 +64,10 @@ public:
 private:
     enum class Use { run, measure, check };
     Memory(int device, void *at, size_t size, cudaStream_t stream, Use use)
-        : device_(device), at_(static_cast<char *>(at)), size_(size), stream_(stream), use_(use) {}
+        : device_(device), at_(static_cast<char *>(at)), size_(size), stream_(stream), use_(use) {
+        check_workspace();
+    }
+    void check_workspace() const;
 
     const int device_;
     char *const at_;  // the workspace

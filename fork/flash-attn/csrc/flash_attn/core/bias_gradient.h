@@ -24,7 +24,7 @@ public:
         const Tensor &bias = call.attn_bias;
         const auto size = [&](int from_end) { return size_from_end(bias, from_end); };
         // A bias that all keys of a query share changes no probability.
-        if (bias.elements() == 0 || params.seqlen_q == 0 || (size(1) == 1 && params.seqlen_k != 1)) {
+        if (bias.elements() == 0 || (size(1) == 1 && params.seqlen_k != 1)) {
             zeros_ = true;
             return;
         }

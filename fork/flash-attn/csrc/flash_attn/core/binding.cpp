@@ -10,10 +10,9 @@
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/tvm_ffi.h>
 
-#include "call.h"
+#include "bound.h"
 #include "fork_window.h"
 #include "host.h"
-#include "settings.h"
 
 // apache-tvm-ffi's headers use it. libstdc++ has this constructor from GCC 9 on, and older systems have
 // wheels too: so it is compiled into ours.
@@ -285,7 +284,7 @@ bool fwd_kvcache_short(DLTensor *q, DLTensor *kcache, DLTensor *vcache, Given ou
 
 // What both kinds of gradients have.
 struct GradientTensors {
-    Given dout, out, dq, dk, dv, dk_heads, dv_heads, softmax_d, bias_gradient, rng_state;
+    Given dout, out, dq, dk, dv, dk_heads, dv_heads, softmax_d, bias_gradient, rng_state, lse_gradient;
     bool deterministic;
 };
 
@@ -299,6 +298,7 @@ void set_gradients(Gradients &call, const GradientTensors &given, bool traced) {
     call.dv_heads = tensor_of(given.dv_heads, traced);
     call.softmax_d = tensor_of(given.softmax_d, traced);
     call.bias_gradient = tensor_of(given.bias_gradient, traced);
+    call.lse_gradient = tensor_of(given.lse_gradient, traced);
     call.deterministic = given.deterministic;
     if (given.rng_state.has_value()) { call.rng_state = static_cast<uint64_t *>((*given.rng_state)->data); }
 }
@@ -307,13 +307,14 @@ void bwd(DLTensor *dout, DLTensor *q, DLTensor *k, DLTensor *v, DLTensor *out, D
     Given dk, Given dv, Given dk_heads, Given dv_heads, Given softmax_d, Given bias_gradient,
     Given alibi_slopes, Given attn_mask, Given attn_bias, Given rng_state, double p_dropout,
     double softmax_scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
-    bool deterministic, int64_t split_size, bool traced) {
+    bool deterministic, int64_t split_size, bool traced, Given lse_gradient) {
     translated([&] {
         Backward call;
         set_options(call, {p_dropout, softmax_scale, softcap, causal, window_left, window_right, split_size},
             alibi_slopes, attn_mask, attn_bias, traced);
         set_gradients(call,
-            {dout, out, dq, dk, dv, dk_heads, dv_heads, softmax_d, bias_gradient, rng_state, deterministic},
+            {dout, out, dq, dk, dv, dk_heads, dv_heads, softmax_d, bias_gradient, rng_state, lse_gradient,
+                deterministic},
             traced);
         call.q = tensor_of(q, traced);
         call.k = tensor_of(k, traced);
@@ -328,13 +329,14 @@ void varlen_bwd(DLTensor *dout, DLTensor *q, DLTensor *k, DLTensor *v, DLTensor 
     Given cu_seqlens_q, Given cu_seqlens_k, Given alibi_slopes, Given attn_mask, Given attn_bias,
     Given rng_state, int64_t max_seqlen_q, int64_t max_seqlen_k, double p_dropout, double softmax_scale,
     bool zero_tensors, bool causal, int64_t window_left, int64_t window_right, double softcap,
-    bool deterministic, int64_t split_size, bool traced) {
+    bool deterministic, int64_t split_size, bool traced, Given lse_gradient) {
     translated([&] {
         VarlenBackward call;
         set_options(call, {p_dropout, softmax_scale, softcap, causal, window_left, window_right, split_size},
             alibi_slopes, attn_mask, attn_bias, traced);
         set_gradients(call,
-            {dout, out, dq, dk, dv, dk_heads, dv_heads, softmax_d, bias_gradient, rng_state, deterministic},
+            {dout, out, dq, dk, dv, dk_heads, dv_heads, softmax_d, bias_gradient, rng_state, lse_gradient,
+                deterministic},
             traced);
         call.q = tensor_of(q, traced);
         call.k = tensor_of(k, traced);

@@ -14,13 +14,23 @@
 #include "fork_mode.h"
 #include "fork_runtime.h"  // PhiloxState
 #include "host.h"
-#include "shown.h"
 #include "tensor.h"
 
 namespace FLASH_NAMESPACE {
 namespace core {
 
+// What the caller calls its arguments, in errors: those of Python's functions, or another interface's.
+struct Names {
+    const char *kcache = "k_cache", *vcache = "v_cache", *k_new = "k", *v_new = "v";
+    const char *seqlens_k = "cache_seqlens", *cache_leftpad = "cache_leftpad", *leftpad_k = "leftpad_k";
+    const char *lse = "softmax_lse", *dropout = "dropout_p";
+    const char *alibi_slopes = "alibi_slopes", *attn_mask = "attn_mask", *attn_bias = "attn_bias",
+               *learnable_sink = "learnable_sink", *softcap = "softcap", *softmax_scale = "softmax_scale";
+};
+inline constexpr Names kNamesInPython;
+
 struct Options {
+    const Names *names = &kNamesInPython;
     float p_dropout = 0.f, softmax_scale = 1.f, softcap = 0.f;
     bool causal = false;
     int window_left = -1, window_right = -1;       // tokens; -1: no bound
@@ -78,41 +88,49 @@ struct Gradients : Options {
     Tensor dk, dv;              // as k
     Tensor dk_heads, dv_heads;  // with fewer heads of keys: dk and dv of each head of queries, for the caller
                                 // to sum; where they are not given, the core does, in the heads' order
-    Tensor softmax_d;           // (b, h, seqlen_q rounded to 128) or (h, total_q + 128 b), float32
-    Tensor bias_gradient;       // of attn_bias's shape and dtype, contiguous; or not given
+    // (b, h, seqlen_q rounded to 128) or (h, total_q + 128 b), float32: the rows' sums of dout * out, minus
+    // lse_gradient; with dropout times the probability to keep
+    Tensor softmax_d;
+    Tensor bias_gradient;  // of attn_bias's shape and dtype, contiguous; or not given
+    Tensor lse_gradient;   // of lse's shape, float32, contiguous: of a loss on it; or not given
     bool deterministic = false;
     uint64_t *rng_state = nullptr;  // with dropout: the forward call's
 };
 
 struct Backward : Gradients {
-    Tensor q, k, v, lse;  // as Forward's
+    Tensor q, k, v, lse;  // as Forward's, lse contiguous
 };
 
 struct VarlenBackward : Gradients {
-    Tensor q, k, v, lse;  // as VarlenForward's
+    Tensor q, k, v, lse;  // as VarlenForward's, lse contiguous
     Tensor cu_seqlens_q, cu_seqlens_k;
     int max_seqlen_q = 0, max_seqlen_k = 0;
     bool zero_tensors = false;  // gradients are 0 in rows of no sequence
 };
 
-FORK_SHOWN void check(const Forward &call);
-FORK_SHOWN void check(const VarlenForward &call);
-FORK_SHOWN void check(const CacheForward &call);
-FORK_SHOWN void check(const Backward &call);
-FORK_SHOWN void check(const VarlenBackward &call);
+// That of forward calls which follows from the mode: whether its split_size fits a head dim.
+void check_mode(const Options &call, int64_t d);
 
-FORK_SHOWN void run(const Forward &call, const Host &host);
-FORK_SHOWN void run(const VarlenForward &call, const Host &host);
-FORK_SHOWN void run(const CacheForward &call, const Host &host);
-FORK_SHOWN void run(const Backward &call, const Host &host);
-FORK_SHOWN void run(const VarlenBackward &call, const Host &host);
+void check(const Forward &call);
+void check(const VarlenForward &call);
+void check(const CacheForward &call);
+void check(const Backward &call);
+void check(const VarlenBackward &call);
+
+void run(const Forward &given, const Host &host);
+void run(const VarlenForward &given, const Host &host);
+void run(const CacheForward &given, const Host &host);
+void run(const Backward &given, const Host &host);
+void run(const VarlenBackward &given, const Host &host);
 
 // While code of the framework's runs within a call, as Host's functions do. It may make another GPU the
 // current one and call the core; at its end the call's GPU is the current one again.
-class FORK_SHOWN InFramework {
+int enter_framework();
+void leave_framework(int before);
+class InFramework {
 public:
-    InFramework();
-    ~InFramework();
+    InFramework() : entered_(enter_framework()) {}
+    ~InFramework() { leave_framework(entered_); }
     InFramework(const InFramework &) = delete;
     InFramework &operator=(const InFramework &) = delete;
 

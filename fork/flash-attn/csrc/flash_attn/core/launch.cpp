@@ -16,6 +16,7 @@
 #include "fork_runtime.h"
 #include "fork_simple_call.h"
 #include "fork_split.h"
+#include "params.h"
 #include "static_switch.h"
 
 namespace FLASH_NAMESPACE {
@@ -26,9 +27,62 @@ thread_local int entered = -1;  // the GPU that OnGpu made this thread's, so tha
 }  // namespace core
 }  // namespace FLASH_NAMESPACE
 
-#ifndef FORK_EMULATED  // where tests change the GPU
-// The library is linked with --wrap: its calls of cudaFuncSetAttribute come here. Each launch allows its
-// kernel to have dynamic shared memory, and asks for nothing else; CUDA takes a microsecond for it each time.
+// Where the linker sends the library's calls of some of CUDA's functions to __wrap_..., they are shorter. All
+// works without, as where a toolkit has other names for its private ones (FORK_NO_WRAP=1 of a build).
+#if defined(FORK_WRAPPED) && !defined(FORK_EMULATED)
+#define FORK_WRAPS 1
+#define FORK_OF_CUDA(NAME) __real_##NAME
+#else
+#define FORK_WRAPS 0
+#define FORK_OF_CUDA(NAME) NAME
+#endif
+
+#if FORK_WRAPS
+extern "C" cudaError_t __real_cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device);
+#endif
+
+namespace FLASH_NAMESPACE {
+namespace {
+
+// A GPU's attributes do not change, so the first answer holds for the process, but where tests change the
+// GPU. (MPS may let contexts of a process have multiprocessors of their own; their number is the first
+// context's, too.)
+cudaError_t kept_attribute(int *value, cudaDeviceAttr attr, int device) {
+#ifdef FORK_EMULATED
+    return FORK_OF_CUDA(cudaDeviceGetAttribute)(value, attr, device);
+#else
+    constexpr int kGpus = 64, kAttributes = 128;
+    static std::atomic<unsigned> answers[kGpus][kAttributes];  // one more than each; 0: not asked yet
+    if (device < 0 || device >= kGpus || attr >= kAttributes) {
+        return FORK_OF_CUDA(cudaDeviceGetAttribute)(value, attr, device);
+    }
+    std::atomic<unsigned> &kept = answers[device][attr];
+    unsigned answer = kept.load(std::memory_order_relaxed);
+    if (answer == 0) {
+        const cudaError_t status = FORK_OF_CUDA(cudaDeviceGetAttribute)(value, attr, device);
+        if (status != cudaSuccess) { return status; }
+        const unsigned mine = static_cast<unsigned>(*value) + 1;
+        if (kept.compare_exchange_strong(answer, mine, std::memory_order_relaxed)) { answer = mine; }
+    }
+    *value = static_cast<int>(answer - 1);
+    return cudaSuccess;
+#endif
+}
+
+}  // namespace
+
+int device_attribute(cudaDeviceAttr attribute) {
+    int device = core::entered, value;
+    if (device < 0) { FORK_CHECK_CUDA(cudaGetDevice(&device)); }
+    FORK_CHECK_CUDA(kept_attribute(&value, attribute, device));
+    return value;
+}
+
+}  // namespace FLASH_NAMESPACE
+
+#if FORK_WRAPS
+// Each launch allows its kernel to have dynamic shared memory, and asks for nothing else; CUDA takes a
+// microsecond for it each time.
 extern "C" {
 cudaError_t __real_cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value);
 
@@ -71,26 +125,8 @@ cudaError_t __wrap_cudaGetDevice(int *device) {
     return cudaSuccess;
 }
 
-// A GPU's attributes do not change, so the first answer holds for the process. (MPS may let contexts of a
-// process have multiprocessors of their own; their number is the first context's, too.)
-cudaError_t __real_cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
-
-cudaError_t __wrap_cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
-    constexpr int kGpus = 64, kAttributes = 128;
-    static std::atomic<unsigned> answers[kGpus][kAttributes];  // one more than each; 0: not asked yet
-    if (device < 0 || device >= kGpus || attribute >= kAttributes) {
-        return __real_cudaDeviceGetAttribute(value, attribute, device);
-    }
-    std::atomic<unsigned> &kept = answers[device][attribute];
-    unsigned answer = kept.load(std::memory_order_relaxed);
-    if (answer == 0) {
-        const cudaError_t status = __real_cudaDeviceGetAttribute(value, attribute, device);
-        if (status != cudaSuccess) { return status; }
-        const unsigned mine = static_cast<unsigned>(*value) + 1;
-        if (kept.compare_exchange_strong(answer, mine, std::memory_order_relaxed)) { answer = mine; }
-    }
-    *value = static_cast<int>(answer - 1);
-    return cudaSuccess;
+cudaError_t __wrap_cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device) {
+    return FLASH_NAMESPACE::kept_attribute(value, attr, device);
 }
 
 #if CUDART_VERSION >= 13000
@@ -205,8 +241,8 @@ OnGpu::~OnGpu() {
     if (changed_) { cudaSetDevice(before_); }
 }
 
-InFramework::InFramework() : entered_(std::exchange(entered, -1)) {}
-InFramework::~InFramework() { entered = entered_; }
+int enter_framework() { return std::exchange(entered, -1); }
+void leave_framework(int before) { entered = before; }
 
 const GpuFacts &gpu_facts() {
     static thread_local GpuFacts facts;  // until the thread asks again
@@ -264,8 +300,9 @@ void set_splits(
             }
             params.num_splits = one_block && params.fork.group == 1 ? 1 : params.fork.num_chunks;
         } else if (num_splits < 1) {
+            const int64_t num_blocks = int64_t(params.b) * params.h * num_m_blocks;
             params.num_splits =
-                remembered_splits(params.b * params.h * num_m_blocks, num_slots, num_n_blocks);
+                remembered_splits(int(std::min<int64_t>(num_blocks, num_slots)), num_slots, num_n_blocks);
         }
         FORK_CHECK(params.num_splits <= kMostSplits || params.fork.n_blocks_per_split > 0,
             "num_splits > 128 not supported");
@@ -277,28 +314,33 @@ void set_splits(
             const bool in_turns = block_rows > 0;
             const int64_t row_blocks =
                 in_turns ? fork_in_turns::row_blocks(int64_t(params.b) * heads, rows_of_head, block_rows) : 0;
-            params.fork.slice = in_turns
-                ? fork_slices::Slice{params.b, heads, rows_of_head}
-                : fork_split::slice(params, params.b, heads, rows_of_head, params.d_rounded);
-            const int64_t rows =
-                (in_turns ? 1 : params.num_splits) * fork_slices::num_rows(params.fork.slice);
+            fork_slices::Slice &slice = params.fork.slice;
+            slice = in_turns ? fork_slices::Slice{params.b, heads, rows_of_head, 1}
+                             : fork_split::slice(params, params.b, heads, rows_of_head, params.d_rounded);
+            const int64_t rows = slice.splits * fork_slices::num_rows(slice);
+            const int64_t carried =
+                in_turns || slice.splits == params.num_splits ? 0 : fork_slices::num_rows(slice);
             const int64_t running = row_blocks * block_rows;  // rows
-            const int64_t turns_bytes = in_turns ? (row_blocks + 1) * sizeof(int) : 0;
+            const int64_t turns_bytes = in_turns ? (row_blocks + 2) * sizeof(int) : 0;
             const size_t lse = scratch.reserve(rows * states * sizeof(float));
             const size_t out = scratch.reserve(rows * params.d_rounded * sizeof(float));
             const size_t turns = scratch.reserve(turns_bytes);
             const size_t running_states = scratch.reserve(running * sizeof(float2));
             const size_t running_acc = scratch.reserve(running * params.d_rounded * sizeof(float));
+            const size_t carried_states = scratch.reserve(carried * sizeof(float2));
+            const size_t carried_acc = scratch.reserve(carried * params.d_rounded * sizeof(float));
             scratch.allocate(host);
             if (in_turns && host.measured == nullptr) {
                 int *const turn = scratch.at<int>(turns);
                 params.fork.turns = {turn + row_blocks, turn, scratch.at<float2>(running_states),
                     scratch.at<float4>(running_acc)};
+                params.fork.wait_limit = uint16_t(fork_mode::wait_limit());
                 params.fork.tall_turns = block_rows == fork_in_turns::kTallRows;
                 const int chunks = fork_in_turns::walked(block_rows);  // of a thread block
-                params.num_splits = (params.num_splits + chunks - 1) / chunks;
+                params.num_splits = slice.splits = (params.num_splits + chunks - 1) / chunks;
                 FORK_CHECK_CUDA(cudaMemsetAsync(turn, 0, turns_bytes, host.stream));
             }
+            params.fork.carried = {scratch.at<float2>(carried_states), scratch.at<float>(carried_acc)};
             params.softmax_lseaccum_ptr = scratch.at(lse);
             params.oaccum_ptr = scratch.at(out);
         }
@@ -309,6 +351,8 @@ void set_splits(
 }
 
 void run_forward(Flash_fwd_params &params, cudaStream_t stream, bool only_split_kernel) {
+    params.num_splits > 1 ? check_grid(params.fork.slice.b, params.fork.slice.h)
+                          : check_grid(params.b, params.h);
     const int num_slots = 2 * gpu_facts().multiprocessors;
     const bool standard = params.num_splits <= 1 && !only_split_kernel
         && fork_bias::standard(params, num_slots)

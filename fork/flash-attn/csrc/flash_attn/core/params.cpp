@@ -1,5 +1,6 @@
 #include "params.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "fork_kernel_set.h"
@@ -8,32 +9,53 @@
 namespace FLASH_NAMESPACE {
 namespace core {
 
+int64_t sequences(const Tensor &cu_seqlens_q) {
+    FORK_CHECK_VALUE(
+        cu_seqlens_q.elements() > 0, "cu_seqlens_q is empty; it has a number more than there are sequences");
+    return cu_seqlens_q.elements() - 1;
+}
+
 void check_options(const Options &call) {
-    FORK_CHECK(call.p_dropout >= 0.f && call.p_dropout < 1.f, "dropout_p=", call.p_dropout,
+    FORK_CHECK(call.p_dropout >= 0.f && call.p_dropout < 1.f, call.names->dropout, "=", call.p_dropout,
         " is not a probability below 1");
     if (call.softcap > 0.f) {
         FORK_CHECK(call.p_dropout == 0.f, "Softcapping does not support dropout for now");
     }
 }
 
+void refuse_tokens(const Options &call, const char *name, int64_t tokens, int64_t of_sequence) {
+    FORK_CHECK_VALUE(
+        tokens <= kMostTokens, name, " has ", tokens, " tokens; kernels count up to ", kMostTokens);
+    FORK_CHECK_VALUE(!has_window(call) || of_sequence <= kMostTokensOfWindow, name, " has ", of_sequence,
+        " tokens of a sequence; with window_size kernels count up to ", kMostTokensOfWindow);
+}
+
+void check_grid(int64_t b, int64_t h) {
+    constexpr int kMost = 65535;
+    FORK_CHECK_VALUE(b <= kMost, "a call takes up to ", kMost, " sequences; there are ", b);
+    FORK_CHECK_VALUE(h <= kMost, "a call takes up to ", kMost, " heads; there are ", h);
+}
+
 static void check_sink(const Options &call, Device device, int64_t h) {
     const Tensor &sink = call.learnable_sink;
+    const Names &names = *call.names;
     if (!sink.given()) { return; }
-    FORK_CHECK_NOT_IMPLEMENTED(call.p_dropout == 0.f, "learnable_sink does not go with dropout_p > 0");
+    FORK_CHECK_NOT_IMPLEMENTED(
+        call.p_dropout == 0.f, names.learnable_sink, " does not go with ", names.dropout, " > 0");
     // Causal kernels add the slope times the key's position, not its distance: other scores by a sum that a
     // softmax of keys alone does not notice. A window that ends at the query is theirs where it is long.
     FORK_CHECK_NOT_IMPLEMENTED(!call.alibi_slopes.given() || !(call.causal || call.window_right == 0),
-        "learnable_sink does not go with alibi_slopes where attention is causal or window_size ends in 0");
+        names.learnable_sink, " does not go with ", names.alibi_slopes,
+        " where attention is causal or window_size ends in 0");
     FORK_CHECK_TYPE(sink.dtype == Dtype::fp32 || sink.dtype == Dtype::fp16 || sink.dtype == Dtype::bf16,
-        "learnable_sink has dtype ", sink.dtype, "; allowed is Float, Half or BFloat16");
-    FORK_CHECK_VALUE(sink.dims == 1 && sink.size(0) == h, "learnable_sink has shape ", sink.shape(),
+        names.learnable_sink, " has dtype ", sink.dtype, "; allowed is Float, Half or BFloat16");
+    FORK_CHECK_VALUE(sink.dims == 1 && sink.size(0) == h, names.learnable_sink, " has shape ", sink.shape(),
         "; allowed is [", h, "], a number for each head of q");
-    check_device("learnable_sink", sink, device);
-    FORK_CHECK_VALUE(sink.contiguous(), "learnable_sink must be contiguous");
+    check_device(names.learnable_sink, sink, device);
+    FORK_CHECK_VALUE(sink.contiguous(), names.learnable_sink, " must be contiguous");
 }
 
 void check_heads(const Options &call, Device device, int64_t b, int64_t h, int64_t h_k, int64_t d) {
-    FORK_CHECK(b > 0, "batch size must be positive");
     FORK_CHECK(d <= 256, "FlashAttention only supports head dimension at most 256; q has ", d);
     FORK_CHECK(
         d > 0 && d % 8 == 0, "query, key, value must have a head_size that is a multiple of 8; q has ", d);
@@ -42,12 +64,13 @@ void check_heads(const Options &call, Device device, int64_t b, int64_t h, int64
     check_sink(call, device, h);
     if (!call.alibi_slopes.given()) { return; }
     const Tensor &slopes = call.alibi_slopes;
-    FORK_CHECK(slopes.dtype == Dtype::fp32, "ALiBi slopes must have dtype fp32; they have ", slopes.dtype);
+    const char *const name = call.names->alibi_slopes;
+    FORK_CHECK(slopes.dtype == Dtype::fp32, name, " must have dtype fp32; it has ", slopes.dtype);
     FORK_CHECK((slopes.dims == 1 && slopes.size(0) == h)
             || (slopes.dims == 2 && slopes.size(0) == b && slopes.size(1) == h),
-        "ALiBi slopes must have shape [", h, "] or [", b, ", ", h, "]; they have ", slopes.shape());
-    check_device("alibi_slopes", slopes, device);
-    FORK_CHECK(slopes.stride(-1) == 1, "ALiBi slopes tensor must have contiguous last dimension");
+        name, " must have shape [", h, "] or [", b, ", ", h, "]; it has ", slopes.shape());
+    check_device(name, slopes, device);
+    check_rows(name, slopes);
 }
 
 void check_dtypes(const Tensor &q, std::initializer_list<std::pair<const char *, const Tensor *>> others) {
@@ -123,8 +146,9 @@ void set_params(Flash_fwd_params &params, const Options &call, const Sizes4 &siz
     // Causal is a window that ends at the query and begins nowhere; local is any other.
     int left = call.window_left, right = call.window_right;
     params.is_causal = left < 0 && right == 0;
-    if (left < 0 && right >= 0) { left = sizes.seqlen_k; }
-    if (left >= 0 && right < 0) { right = sizes.seqlen_k; }
+    const int unbounded = std::min(sizes.seqlen_k, fork_window::kUnbounded);
+    if (left < 0 && right >= 0) { left = unbounded; }
+    if (left >= 0 && right < 0) { right = unbounded; }
     params.window_size_left = left;
     params.window_size_right = right;
 

@@ -2,12 +2,41 @@
 
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "namespace_config.h"
 #include "call.h"
 #include "flash.h"
+#include "fork_window.h"
 
 namespace FLASH_NAMESPACE {
 namespace core {
+
+// Kernels count tokens in 32 bits, and tiles past the last one. With a window they add its sides to them.
+constexpr int64_t kMostTokens = INT32_MAX - 1023, kMostTokensOfWindow = fork_window::kUnbounded - 1024;
+
+inline bool has_window(const Options &call) {
+    return call.window_left >= 0 || (call.window_right > 0 && !call.causal);
+}
+
+// That kernels count so many tokens of two tensors, where so many of each may be one sequence's.
+void refuse_tokens(const Options &call, const char *name, int64_t tokens, int64_t of_sequence);
+inline void check_tokens(const Options &call, const char *q_name, int64_t q_tokens, int64_t q_of_sequence,
+    const char *k_name, int64_t k_tokens, int64_t k_of_sequence) {
+    if (std::max(q_tokens, k_tokens) <= kMostTokensOfWindow) { return; }
+    refuse_tokens(call, q_name, q_tokens, q_of_sequence);
+    refuse_tokens(call, k_name, k_tokens, k_of_sequence);
+}
+
+// That a grid of thread blocks has room for so many sequences and heads.
+void check_grid(int64_t b, int64_t h);
+
+// A length that a call names, which may be far above what there is: as far as kernels count. `reach`: what a
+// sequence can have.
+inline int named_length(const Options &call, int64_t length, int64_t reach) {
+    return int(std::min({length, reach, has_window(call) ? kMostTokensOfWindow : kMostTokens}));
+}
 
 inline int rounded(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int rounded_head_dim(int head_dim) { return rounded(head_dim, head_dim <= 128 ? 32 : 64); }
@@ -45,6 +74,9 @@ void set_sink(Flash_fwd_params &params, const Options &call, bool swapped);
 
 // That this build has a kernel for a head dim and dtype: backward, or forward of either kind.
 void check_kernels(const Tensor &q, bool backward);
+
+// How many packed sequences there are.
+int64_t sequences(const Tensor &cu_seqlens_q);
 
 // Checks that calls of all kinds have in common.
 void check_options(const Options &call);

@@ -54,25 +54,27 @@ inline void check_scores_shape(
 }
 
 inline void check_scores(
-    const Options &call, const Tensor &q, const ScoreSizes &sizes, bool has_leftpad = false) {
+    const Options &call, const Tensor &q, const ScoreSizes &sizes, const char *leftpad = nullptr) {
     if (!call.attn_mask.given() && !call.attn_bias.given()) { return; }
     FORK_CHECK_NOT_IMPLEMENTED(fork_bias::kBuilt,
         "this wheel was built without attn_mask and attn_bias (no-bias among its kernels)");
-    FORK_CHECK_NOT_IMPLEMENTED(call.p_dropout == 0.f, "attn_mask and attn_bias do not go with dropout_p > 0");
-    FORK_CHECK_NOT_IMPLEMENTED(
-        !has_leftpad, "attn_mask and attn_bias do not go with leftpad_k: mask the padding");
+    const Names &names = *call.names;
+    FORK_CHECK_NOT_IMPLEMENTED(call.p_dropout == 0.f, names.attn_mask, " and ", names.attn_bias,
+        " do not go with ", names.dropout, " > 0");
+    FORK_CHECK_NOT_IMPLEMENTED(leftpad == nullptr, names.attn_mask, " and ", names.attn_bias,
+        " do not go with ", leftpad, ": mask the padding");
     if (call.attn_mask.given()) {
-        FORK_CHECK_TYPE(call.attn_mask.dtype == Dtype::boolean, "attn_mask has dtype ", call.attn_mask.dtype,
-            "; allowed is Bool (True: attend)");
-        check_scores_shape("attn_mask", call.attn_mask, q.device, sizes);
+        FORK_CHECK_TYPE(call.attn_mask.dtype == Dtype::boolean, names.attn_mask, " has dtype ",
+            call.attn_mask.dtype, "; allowed is Bool (True: attend)");
+        check_scores_shape(names.attn_mask, call.attn_mask, q.device, sizes);
     }
     if (call.attn_bias.given()) {
         const Dtype dtype = call.attn_bias.dtype;
-        FORK_CHECK_TYPE(dtype == q.dtype || dtype == Dtype::fp32, "attn_bias has dtype ", dtype,
+        FORK_CHECK_TYPE(dtype == q.dtype || dtype == Dtype::fp32, names.attn_bias, " has dtype ", dtype,
             "; allowed is that of q, ", q.dtype, ", or Float");
-        FORK_CHECK_VALUE(
-            call.softcap > 0.f || call.softmax_scale != 0.f, "attn_bias does not go with softmax_scale=0");
-        check_scores_shape("attn_bias", call.attn_bias, q.device, sizes);
+        FORK_CHECK_VALUE(call.softcap > 0.f || call.softmax_scale != 0.f, names.attn_bias,
+            " does not go with ", names.softmax_scale, "=0");
+        check_scores_shape(names.attn_bias, call.attn_bias, q.device, sizes);
     }
 }
 
@@ -90,7 +92,7 @@ inline fork_bias::View view_of(const Tensor &tensor, const ScoreSizes &sizes) {
 }
 
 // Of a bias of the queries' type.
-inline void set_terms(Flash_fwd_params &params, const Dtype type) {
+inline void set_terms(Flash_fwd_params &params, const Names &names, const Dtype type) {
     fork_bias::Params &scores = params.fork.scores;
     const float close = 0x1p-16f * std::abs(scores.inverse_scale);
     float rest = scores.inverse_scale;
@@ -100,9 +102,9 @@ inline void set_terms(Flash_fwd_params &params, const Dtype type) {
         scores.inverse_terms[i] = type == Dtype::fp16 ? half.raw() : bfloat.raw();
         rest -= type == Dtype::fp16 ? float(half) : float(bfloat);
     }
-    FORK_CHECK_VALUE(std::isfinite(close) && std::abs(rest) <= close, "attn_bias of dtype ", type,
-        " does not go with ", params.softcap > 0.f ? "softcap=" : "softmax_scale=", params.scale_softmax,
-        "; Float does");
+    FORK_CHECK_VALUE(std::isfinite(close) && std::abs(rest) <= close, names.attn_bias, " of dtype ", type,
+        " does not go with ", params.softcap > 0.f ? names.softcap : names.softmax_scale, "=",
+        params.scale_softmax, "; Float does");
 }
 
 // Call after set_params. Where swapped, the queries of the heads of a group have been made the rows of one
@@ -131,7 +133,7 @@ inline void set_scores(Flash_fwd_params &params, const Options &call, const Scor
         params.fork.scores.bias = view(call.attn_bias);
         params.fork.scores.bias_is_float = call.attn_bias.dtype == Dtype::fp32;
         params.fork.scores.inverse_scale = 1.f / params.scale_softmax;
-        if (!params.fork.scores.bias_is_float) { set_terms(params, call.attn_bias.dtype); }
+        if (!params.fork.scores.bias_is_float) { set_terms(params, *call.names, call.attn_bias.dtype); }
     }
 }
 

@@ -1,5 +1,8 @@
 #include "settings.h"
 
+#define FORK_CORE
+#include "bound.h"
+
 #include "flash.h"
 #include "fork_kernel_set.h"
 #include "fork_mode.h"
@@ -11,6 +14,7 @@ void check_environment() {
     fork_mode::process_word();
     fork_mode::debug();
     fork_mode::checks_values();
+    fork_mode::wait_limit();
 }
 
 int64_t default_split_size() { return fork_mode::env_split_size(); }
@@ -44,6 +48,13 @@ bool has_scores() { return fork_bias::kBuilt; }
 
 int64_t exchange_test_paths(int64_t paths) { return fork_mode::test_paths().exchange(int(paths)); }
 int64_t exchange_test_scratch(int64_t bytes) { return fork_mode::test_scratch().exchange(bytes); }
+
+extern "C" const Table *flash_attn_core() {
+    static constexpr Table kTable{{check, run}, {check, run}, {check, run}, {check, run}, {check, run},
+        enter_framework, leave_framework, check_environment, default_split_size, check_split_size,
+        set_process_mode, process_mode, kernel_names, has_scores, exchange_test_paths, exchange_test_scratch};
+    return &kTable;
+}
 
 }  // namespace core
 }  // namespace FLASH_NAMESPACE

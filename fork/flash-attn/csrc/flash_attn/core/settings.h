@@ -1,5 +1,6 @@
 // What a process sets for all its calls, and what this build has. Bindings are libraries beside the core's,
-// so they ask here: of what headers keep in a static variable they would have a copy of their own.
+// so they ask here (by bound.h): of what headers keep in a static variable they would have a copy of their
+// own.
 
 #pragma once
 
@@ -8,33 +9,32 @@
 #include <vector>
 
 #include "namespace_config.h"
-#include "core/shown.h"
 
 namespace FLASH_NAMESPACE {
 namespace core {
 
 // Raises the error of an environment variable that has no meaning.
-FORK_SHOWN void check_environment();
+void check_environment();
 
 // Tokens of a chunk where nobody says otherwise.
-FORK_SHOWN int64_t default_split_size();
+int64_t default_split_size();
 
 // Raises an error, which begins with source, for tokens that no kernel can take.
-FORK_SHOWN void check_split_size(int64_t split_size, const std::string &source);
+void check_split_size(int64_t split_size, const std::string &source);
 
-FORK_SHOWN void set_process_mode(bool enabled, int64_t split_size);
+void set_process_mode(bool enabled, int64_t split_size);
 
 // 2^32 where the mode is on, and the tokens: one word, so that nobody sees half of a change.
-FORK_SHOWN int64_t process_mode();
+int64_t process_mode();
 
 // Names of the kernels here, such as "split_hdim64_fp16_causal"; and whether any serves a head dim and dtype.
-FORK_SHOWN std::vector<std::string> kernel_names();
-FORK_SHOWN bool has_kernels(int head_dim, bool is_bf16, bool backward);
-FORK_SHOWN bool has_scores();  // attn_mask and attn_bias
+std::vector<std::string> kernel_names();
+bool has_kernels(int head_dim, bool is_bf16, bool backward);
+bool has_scores();  // attn_mask and attn_bias
 
 // For tests; both return what was set before.
-FORK_SHOWN int64_t exchange_test_paths(int64_t paths);
-FORK_SHOWN int64_t exchange_test_scratch(int64_t bytes);
+int64_t exchange_test_paths(int64_t paths);
+int64_t exchange_test_scratch(int64_t bytes);
 
 }  // namespace core
 }  // namespace FLASH_NAMESPACE

@@ -111,6 +111,10 @@ inline void check_shape(
         same, name, " must have shape (", words, "), which is ", wanted, " here; it has ", tensor.shape());
 }
 
+inline void check_rows(const char *name, const Tensor &tensor) {
+    FORK_CHECK(tensor.stride(-1) == 1, name, " must have contiguous last dimension");
+}
+
 // A table of lengths, indices or pages.
 inline void check_table(const char *name, const Tensor &tensor, Device device) {
     FORK_CHECK(tensor.dtype == Dtype::int32, name, " must have dtype int32; it has ", tensor.dtype);
@@ -122,5 +126,5 @@ inline void check_table(const char *name, const Tensor &tensor, Device device) {
 }  // namespace FLASH_NAMESPACE
 
 // The sizes' names are the words of the error.
-#define FORK_CHECK_SHAPE(TENSOR, ...) \
-    ::FLASH_NAMESPACE::core::check_shape(#TENSOR, TENSOR, {__VA_ARGS__}, #__VA_ARGS__)
+#define FORK_CHECK_SHAPE(NAME, TENSOR, ...) \
+    ::FLASH_NAMESPACE::core::check_shape(NAME, TENSOR, {__VA_ARGS__}, #__VA_ARGS__)

@@ -23,7 +23,8 @@ struct Tables {
     int64_t pages = -1, page_size = 0;
 };
 
-// Waits for the stream. A ValueError names the first value that is wrong.
+// Waits for the stream; where a CUDA graph captures it, warns instead. A ValueError names the first value
+// that is wrong.
 void check_values(const Tables &tables, Scratch &scratch, const Host &host);
 
 }  // namespace core

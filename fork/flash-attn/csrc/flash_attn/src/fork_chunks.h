@@ -8,6 +8,7 @@
 #include "flash.h"
 #include "fork_chunk_rest.h"
 #include "fork_fold.h"
+#include "fork_past_end.h"
 #include "fork_walking.h"
 #include "fork_occupancy.h"
 #include "fork_runtime.h"
@@ -20,14 +21,14 @@ using namespace cute;
 namespace fork_fold {
 
 // NaN for rows of this block that need keys past the longest key length that the call named, and, by the
-// thread block of the last row that it named, for rows past that. Found anew at the end, so that nothing of
-// it takes a register before.
+// thread block of the last row that it named, for rows past that; with the mode off, for rows that need keys
+// past their cache. Found anew at the end, so that nothing of it takes a register before.
 template<typename Element>
 __forceinline__ __device__ void poison_rows(
     const Flash_fwd_params &params, const int bidb, const int bidh, const int m_block, const int kBlockM) {
-    if (params.fork.n_blocks_per_split == 0) { return; }
+    if (params.fork.n_blocks_per_split == 0 && !has_caches(params)) { return; }
     const BlockInfo</*Varlen=*/true> binfo(params, bidb);
-    const bool all_keys = binfo.actual_seqlen_k <= params.seqlen_k;
+    const bool all_keys = binfo.actual_seqlen_k <= named_keys(params, binfo);
     if (all_keys && binfo.actual_seqlen_q <= params.seqlen_q) { return; }
     __syncthreads();  // the rows may just have been written
     Element *out = reinterpret_cast<Element *>(params.o_ptr)
@@ -37,12 +38,23 @@ __forceinline__ __device__ void poison_rows(
     const int end =
         block_end < params.seqlen_q ? std::min(block_end, binfo.actual_seqlen_q) : binfo.actual_seqlen_q;
     for (int row = m_block * kBlockM; row < end; ++row) {
-        if (row < params.seqlen_q && !falls_short(params, visible_keys(params, binfo, row))) { continue; }
+        if (row < params.seqlen_q && !falls_short(params, binfo, visible_keys(params, binfo, row))) {
+            continue;
+        }
         for (int col = threadIdx.x; col < params.d; col += blockDim.x) {
             out[int64_t(row) * params.o_row_stride + col] = Element(NAN);
         }
         if (threadIdx.x == 0) { write_lse(params, binfo, bidb, bidh, row, NAN); }
     }
+}
+
+// What is left to do where a thread block has written its rows: NaN for such as those, and zeros for rows of
+// no sequence.
+template<typename Element>
+__forceinline__ __device__ void end_rows(
+    const Flash_fwd_params &params, const int bidb, const int bidh, const int m_block, const int kBlockM) {
+    poison_rows<Element>(params, bidb, bidh, m_block, kBlockM);
+    fork_past_end::clear_results(params, bidb, bidh, m_block, kBlockM, m_block == gridDim.x - 1);
 }
 
 }  // namespace fork_fold

@@ -13,8 +13,10 @@
 #include "flash.h"
 #include "fork_fold.h"
 #include "fork_group.h"
+#include "fork_past_end.h"
 #include "fork_runtime.h"
 #include "fork_sink_join.h"
+#include "fork_turn.h"
 #include "utils.h"
 
 namespace FLASH_NAMESPACE {
@@ -70,6 +72,9 @@ __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
         Load part[kGroup][kIters];  // the lane's columns of all
     };
 
+    if (blockIdx.x == 0 && threadIdx.x == 0 && params.fork.turns.any()) {
+        fork_turn::end_if_given_up(params.fork.turns.given_up());
+    }
     const int lane = threadIdx.x % 32;
     const index_t warp = index_t(blockIdx.x) * fork_combine_warps(kPerRow) + threadIdx.x / 32;
     const int first_col = warp % kPerRow * kColumns;
@@ -84,19 +89,47 @@ __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
     const BlockInfo</*Varlen=*/true> binfo(params, bidb);
     const fork_group::Group<true> heads(params);
     const int query = heads.query(row), head = heads.head(bidh, row);
-    if (query >= binfo.actual_seqlen_q) { return; }
+    // The last of a row's slices has its first chunk.
+    const bool takes_carried = slice.first_split + slice.splits < params.num_splits;
+    const bool leaves_carried = slice.first_split > 0;
+    const auto out_of = [&](const int out_query) {
+        return reinterpret_cast<Element *>(params.o_ptr)
+            + binfo.q_offset(params.o_batch_stride, params.o_row_stride, bidb)
+            + index_t(out_query) * params.o_row_stride + index_t(head) * params.o_head_stride;
+    };
+    const auto fill = [&](const int out_query, const float value) {
+        Element *const out = out_of(out_query);
+        for (int col = first_col + lane; col < std::min(first_col + kColumns, params.d); col += 32) {
+            out[col] = Element(value);
+        }
+        if (lane == 0 && first_col == 0) {
+            fork_fold::write_lse(params, binfo, bidb, head, out_query, value);
+        }
+    };
+    const auto clear_past_end = [&] {
+        if (leaves_carried || !fork_past_end::may_have(params, bidb)) { return; }
+        const fork_past_end::Rows rows = fork_past_end::of_block(binfo.sum_s_q, binfo.actual_seqlen_q,
+            params.fork.packed_rows, query, 1, query == params.seqlen_q - 1);
+        for (int past = rows.begin; past < rows.end; ++past) { fill(past, 0.f); }
+    };
+    if (query >= binfo.actual_seqlen_q) { return clear_past_end(); }
 
     // The chunks in which the row may see a key.
     const fork_fold::Keys keys = fork_fold::visible_keys(params, binfo, query);
-    const bool short_launch = fork_fold::falls_short(params, keys);
+    const bool short_launch = fork_fold::falls_short(params, binfo, keys);
     const bool any_key = keys.begin < keys.end && !short_launch;
     const bool folded = params.fork.turns.any();  // then they are one
-    const int chunk_begin = any_key && !folded ? keys.begin / split_size : 0;
-    const int chunk_end = any_key ? (folded ? 1 : (keys.end - 1) / split_size + 1) : 0;
+    const int chunk_begin = any_key && !folded ? std::max(keys.begin / split_size, slice.first_split) : 0;
+    const int chunk_end = !any_key ? 0
+        : folded                   ? 1
+                 : std::min((keys.end - 1) / split_size + 1, slice.first_split + slice.splits);
 
-    const float *max_ptr = reinterpret_cast<float *>(params.softmax_lseaccum_ptr) + flat_row;
+    const index_t first = flat_row - slice.first_split * num_rows;  // of the row's first chunk
+    const float *max_ptr = reinterpret_cast<float *>(params.softmax_lseaccum_ptr) + first;
     const float *sum_ptr = max_ptr + fork_in_turns::kept(params) * num_rows;
-    const float *o_ptr = reinterpret_cast<float *>(params.oaccum_ptr) + flat_row * params.d_rounded;
+    const float *o_ptr = reinterpret_cast<float *>(params.oaccum_ptr) + first * params.d_rounded;
+    float2 *const carried_state = params.fork.carried.states + flat_row;
+    float *const carried_acc = params.fork.carried.acc + flat_row * params.d_rounded;
 
     ForkCombineMax so_far;
     float sum = 0.f;
@@ -105,6 +138,16 @@ __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
     for (int it = 0; it < kIters; ++it) {
         #pragma unroll
         for (int v = 0; v < kVec; ++v) { acc[it][v] = 0.f; }
+    }
+    if (takes_carried) {
+        so_far.empty = carried_state->x == -INFINITY && carried_state->y == 0.f;
+        if (!so_far.empty) { so_far.max = carried_state->x; }
+        sum = carried_state->y;
+        #pragma unroll
+        for (int it = 0; it < kIters; ++it) {
+            const int col = first_col + (it * 32 + lane) * kVec;
+            if (col < params.d) { acc[it] = *reinterpret_cast<const Load *>(carried_acc + col); }
+        }
     }
     const auto load = [&](const int last, Group &group) {
         const bool has_chunk = lane < kGroup && last - lane >= chunk_begin;
@@ -151,34 +194,42 @@ __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
         }
         if (kAhead) { group = next; }
     }
+    if (leaves_carried) {
+        __syncthreads();  // no warp of the row takes what another has left
+        #pragma unroll
+        for (int it = 0; it < kIters; ++it) {
+            const int col = first_col + (it * 32 + lane) * kVec;
+            if (col < params.d) { *reinterpret_cast<Load *>(carried_acc + col) = acc[it]; }
+        }
+        if (lane == 0 && first_col == 0) {
+            *carried_state = so_far.empty ? make_float2(-INFINITY, 0.f) : make_float2(so_far.max, sum);
+        }
+        return;
+    }
     const float lse = fork_fold::log_sum_exp(so_far.max, sum, params.scale_softmax);
     const float inverse = fork_fold::inverse_sum(sum);
     const float share = fork_sink::share(params, head, query, lse);
 
-    const auto write = [&](const int out_query, const bool poison) {
-        Element *out = reinterpret_cast<Element *>(params.o_ptr)
-            + binfo.q_offset(params.o_batch_stride, params.o_row_stride, bidb)
-            + index_t(out_query) * params.o_row_stride + index_t(head) * params.o_head_stride;
-        #pragma unroll
-        for (int it = 0; it < kIters; ++it) {
-            const int col = first_col + (it * 32 + lane) * kVec;
-            if (col < params.d) {
-                cutlass::AlignedArray<Element, kVec> packed;
-                #pragma unroll
-                for (int v = 0; v < kVec; ++v) {
-                    packed[v] = Element(poison ? NAN : __fmul_rn(__fmul_rn(acc[it][v], inverse), share));
-                }
-                *reinterpret_cast<cutlass::AlignedArray<Element, kVec> *>(out + col) = packed;
+    Element *const out = out_of(query);
+    #pragma unroll
+    for (int it = 0; it < kIters; ++it) {
+        const int col = first_col + (it * 32 + lane) * kVec;
+        if (col < params.d) {
+            cutlass::AlignedArray<Element, kVec> packed;
+            #pragma unroll
+            for (int v = 0; v < kVec; ++v) {
+                packed[v] = Element(short_launch ? NAN : __fmul_rn(__fmul_rn(acc[it][v], inverse), share));
             }
+            *reinterpret_cast<cutlass::AlignedArray<Element, kVec> *>(out + col) = packed;
         }
-        if (lane == 0 && first_col == 0) {
-            fork_fold::write_lse(params, binfo, bidb, head, out_query, poison ? NAN : lse);
-        }
-    };
-    write(query, short_launch);
+    }
+    if (lane == 0 && first_col == 0) {
+        fork_fold::write_lse(params, binfo, bidb, head, query, short_launch ? NAN : lse);
+    }
     if (query == params.seqlen_q - 1) {
         // Rows past the call's longest query length have no accumulators.
-        for (int rest = query + 1; rest < binfo.actual_seqlen_q; ++rest) { write(rest, /*poison=*/true); }
+        for (int rest = query + 1; rest < binfo.actual_seqlen_q; ++rest) { fill(rest, NAN); }
+        clear_past_end();
     }
 }
 

@@ -91,9 +91,31 @@ __forceinline__ __device__ Keys visible_keys(
                 : binfo.actual_seqlen_k};
 }
 
-// Whether some of them lie past the longest key length that the call named, or past the cache.
-__forceinline__ __device__ bool falls_short(const Flash_fwd_params &params, const Keys keys) {
-    return keys.begin < keys.end && keys.end > params.seqlen_k;
+// Whether keys lie in caches, each of which ends where it ends whatever length the caller gives.
+__forceinline__ __device__ bool has_caches(const Flash_fwd_params &params) {
+    return params.cu_seqlens_k != nullptr && !params.is_seqlens_k_cumulative;
+}
+
+// The keys that the call named for its longest sequence, or that a cache has behind its padding.
+template<typename BlockInfo>
+__forceinline__ __device__ int named_keys(const Flash_fwd_params &params, const BlockInfo &binfo) {
+    return has_caches(params) ? params.seqlen_k - binfo.leftpad_k : params.seqlen_k;
+}
+
+// Whether some of a row's lie past those.
+template<typename BlockInfo>
+__forceinline__ __device__ bool falls_short(
+    const Flash_fwd_params &params, const BlockInfo &binfo, const Keys keys) {
+    return keys.begin < keys.end && keys.end > named_keys(params, binfo);
+}
+
+// The lse of a row's partial result with the mode off, which upstream's kernel folds: NaN where the row would
+// need keys past its cache, so that the row is NaN too.
+template<typename BlockInfo>
+__forceinline__ __device__ float or_short(
+    const Flash_fwd_params &params, const BlockInfo &binfo, const int row, const float lse) {
+    if (params.fork.n_blocks_per_split > 0 || !has_caches(params)) { return lse; }
+    return falls_short(params, binfo, visible_keys(params, binfo, row)) ? NAN : lse;
 }
 
 }  // namespace fork_fold

@@ -27,22 +27,23 @@ constexpr int walked(int block_rows) { return block_rows == kTallRows ? 2 : 1; }
 
 // Of a call whose chunks are folded in turns, in its scratch; else null.
 struct Turns {
-    int *ticket;     // the next thread block's place
+    int *ticket;     // the next thread block's place; behind it, whether one gave up waiting (fork_turn.h)
     int *turn;       // of each block of rows: how many chunks are folded
     float2 *states;  // of each row: max and sum
     float4 *acc;     // of each block of rows: each thread's accumulators
 
     __host__ __device__ __forceinline__ bool any() const { return ticket != nullptr; }
+    __host__ __device__ __forceinline__ int *given_up() const { return ticket + 1; }
 };
 
 inline int64_t row_blocks(int64_t heads, int rows_of_head, int block_rows) {
     return heads * ((rows_of_head + block_rows - 1) / block_rows);
 }
 
-// How many partial results of a row scratch holds.
+// How many partial results of a row scratch holds at once.
 template<typename Params>
 __host__ __device__ __forceinline__ int64_t kept(const Params &params) {
-    return params.fork.turns.any() ? 1 : params.num_splits;
+    return params.fork.turns.any() ? 1 : params.fork.slice.splits;
 }
 
 }  // namespace fork_in_turns

@@ -49,15 +49,19 @@ inline void check_split_size(int64_t split_size, const std::string &source) {
         "; multiples of 128, such as 2048, suit every head_dim");
 }
 
+// Without a sign; -1: it is none. Ten digits hold every int; longer ones would overflow.
+inline int64_t parse_number(const std::string &text) {
+    if (text.size() > 10 || text.find_first_not_of("0123456789") != std::string::npos) { return -1; }
+    int64_t number = 0;
+    for (const char digit : text) { number = number * 10 + (digit - '0'); }
+    return number;
+}
+
 inline int parse_env_split_size() {
     const auto text = read_env("FA2_SPLIT_SIZE");
     if (!text) { return kDefaultSplitSize; }
-    const std::string source = "FA2_SPLIT_SIZE='" + *text + "'";
-    // Ten digits hold every int; longer ones would overflow.
-    const bool digits = text->size() <= 10 && text->find_first_not_of("0123456789") == std::string::npos;
-    int64_t tokens = 0;
-    for (const char digit : digits ? *text : std::string()) { tokens = tokens * 10 + (digit - '0'); }
-    check_split_size(tokens, source);
+    const int64_t tokens = parse_number(*text);
+    check_split_size(tokens, "FA2_SPLIT_SIZE='" + *text + "'");
     return int(tokens);
 }
 
@@ -77,6 +81,21 @@ inline bool debug() {
 inline bool checks_values() {
     static const bool on = env_switch("FA2_CHECK");
     return on;
+}
+
+// FA2_WAIT_LIMIT: the seconds after which a thread block that waits for another's turn gives up; 0: never. No
+// turn takes so long, also where kernels run a thousand times slower or share the GPU.
+constexpr int64_t kWaitLimit = 120, kMostWaitLimit = 86400;
+inline int parse_env_wait_limit() {
+    const std::string text = read_env("FA2_WAIT_LIMIT").value_or(std::to_string(kWaitLimit));
+    const int64_t seconds = parse_number(text);
+    FORK_CHECK_VALUE(seconds >= 0 && seconds <= kMostWaitLimit, "FA2_WAIT_LIMIT='", text,
+        "' is no number of seconds from 0 (no limit) to ", kMostWaitLimit);
+    return int((seconds * 1000000000 + (int64_t(1) << 32) - 1) >> 32);  // fork_turn.h's units
+}
+inline int wait_limit() {
+    static const int limit = parse_env_wait_limit();
+    return limit;
 }
 
 inline void log_splitkv(

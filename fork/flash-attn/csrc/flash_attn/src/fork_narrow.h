@@ -83,12 +83,15 @@ __forceinline__ __device__ void leave_empty(
 }
 
 // A partial result of no key, which upstream's kernel that combines reads
-__forceinline__ __device__ void leave_nothing(const Flash_fwd_params &params, const Work &work) {
+template<typename Info>
+__forceinline__ __device__ void leave_nothing(
+    const Flash_fwd_params &params, const Info &binfo, const Work &work) {
     const int64_t flat = fork_slices::row_at(params.fork.slice, work.n_split_idx, work.bidb, work.bidh, 0);
     auto *const out = static_cast<float *>(params.oaccum_ptr) + flat * params.d_rounded;
     for (int i = threadIdx.x; i < work.rows * params.d_rounded; i += kThreads) { out[i] = 0.f; }
     if (threadIdx.x < work.rows) {
-        static_cast<float *>(params.softmax_lseaccum_ptr)[flat + threadIdx.x] = -INFINITY;
+        static_cast<float *>(params.softmax_lseaccum_ptr)[flat + threadIdx.x] =
+            fork_fold::or_short(params, binfo, threadIdx.x, -INFINITY);
     }
 }
 
@@ -110,7 +113,10 @@ __forceinline__ __device__ bool take_chunk(const Flash_fwd_params &params, const
     work.bidh = bidh;
     work.n_split_idx = n_split_idx;
     work.rows = group.rows(std::min(binfo.actual_seqlen_q, params.seqlen_q));
-    if (work.rows <= 0) { return false; }
+    if (work.rows <= 0) {
+        if (params.num_splits <= 1) { fork_past_end::clear_results(params, bidb, bidh, 0, kRows, true); }
+        return false;
+    }
 
     // As compute_attn_1rowblock_splitkv
     const bool is_local = !Is_causal && (params.window_size_left >= 0 || params.window_size_right >= 0);
@@ -149,10 +155,11 @@ __forceinline__ __device__ bool take_chunk(const Flash_fwd_params &params, const
     } else if (work.walks_all) {
         leave_empty(params, binfo, work);
     } else if (work.is_off) {
-        leave_nothing(params, work);
+        leave_nothing(params, binfo, work);
     }
     if (work.walks_all) {
         fork_fold::poison_rows<typename Kernel_traits::Element>(params, bidb, bidh, 0, kRows);
+        fork_past_end::clear_results(params, bidb, bidh, 0, kRows, /*is_last_block=*/true);
     }
     return has_next;
 }
@@ -165,16 +172,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     extern __shared__ char smem_[];
     auto &shared = *reinterpret_cast<Shared<Kernel_traits> *>(smem_);
 
-    for (int n_split_idx = blockIdx.z;;) {
+    const fork_slices::Slice &slice = params.fork.slice;
+    for (int n_split_idx = slice.first_split + blockIdx.z;;) {
         int bidh = blockIdx.x, bidb = blockIdx.y;
         // So that registers do not keep for the next chunk what follows from them
         asm volatile("" : "+r"(bidh), "+r"(bidb));
-        if (!take_chunk<Kernel_traits, Is_causal, Is_even_K>(params, params.fork.slice.first_b + bidb,
-                params.fork.slice.first_h + bidh, n_split_idx, slots, shared)) {
+        if (!take_chunk<Kernel_traits, Is_causal, Is_even_K>(
+                params, slice.first_b + bidb, slice.first_h + bidh, n_split_idx, slots, shared)) {
             return;
         }
         n_split_idx += gridDim.z;
-        if (n_split_idx >= params.num_splits) { return; }
+        if (n_split_idx >= slice.first_split + slice.splits) { return; }
         __syncthreads();
     }
 }
@@ -207,7 +215,7 @@ void run(Flash_fwd_params &params, cudaStream_t stream) {
     }
     fork_slices::each(params, fork_slices::kRows, [&](const dim3) {
         const int h = params.fork.slice.h, b = params.fork.slice.b;
-        launch(dim3(h, b, std::min(params.num_splits, std::max(1, most_blocks() / (h * b)))));
+        launch(dim3(h, b, std::min(params.fork.slice.splits, std::max(1, most_blocks() / (h * b)))));
         if (params.fork.n_blocks_per_split > 0) { run_fork_combine<Kernel_traits>(params, stream); }
     });
 }

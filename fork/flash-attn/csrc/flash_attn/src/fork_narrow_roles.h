@@ -487,10 +487,11 @@ __forceinline__ __device__ void multiply_values(const Flash_fwd_params &params, 
         float *const state = static_cast<float *>(params.softmax_lseaccum_ptr) + flat + sum_row;
         if (work.is_off) {
             const float lse = fork_fold::log_sum_exp(shared.max[sum_row], sum, params.scale_softmax);
-            state[0] = lse == INFINITY ? -INFINITY : lse;
+            const float own = lse == INFINITY ? -INFINITY : lse;
+            state[0] = fork_fold::or_short(params, binfo, sum_row, own);
         } else {
             state[0] = shared.max[sum_row];
-            state[int64_t(params.num_splits) * fork_slices::num_rows(params.fork.slice)] = sum;
+            state[fork_in_turns::kept(params) * fork_slices::num_rows(params.fork.slice)] = sum;
         }
     }
     #pragma unroll

@@ -7,10 +7,10 @@
 // Nobody waits for a thread block that has not begun: a block of keys is not the one that blockIdx names but
 // the next that nobody took, so all before it are running or done.
 //
-// Nor does anybody wait for ever, whatever cu_seqlens holds. A counter only grows, and who waits for a
-// position goes on at a later one too: once the thread block of the position before has passed its turn on,
-// nothing can take that back. So where sequences overlap and share counters, sums come in some order; and a
-// counter past the last is the last.
+// Nor does anybody wait for ever, whatever cu_seqlens holds; where it changes while a call runs, fork_turn.h
+// ends the wait. A counter only grows, and who waits for a position goes on at a later one too: once the
+// thread block of the position before has passed its turn on, nothing can take that back. So where sequences
+// overlap and share counters, sums come in some order; and a counter past the last is the last.
 
 #pragma once
 
@@ -93,6 +93,13 @@ __forceinline__ __device__ int first_block(const Flash_bwd_params &params, int &
     return place.n_block;
 }
 
+// Of the launch that comes after the sums: fork_turn.h.
+__forceinline__ __device__ void end_if_given_up(const Flash_bwd_params &params) {
+    if (params.fork_bwd.dq_turns != nullptr && threadIdx.x + blockIdx.x + blockIdx.y + blockIdx.z == 0) {
+        fork_turn::end_if_given_up(params.fork_bwd.dq_ticket + 1);
+    }
+}
+
 // Whose turn it is at a block of queries, and which position the thread block's block of keys has there.
 template<bool Is_local>
 struct Turn {
@@ -158,7 +165,9 @@ struct Steps {
     __forceinline__ __device__ void await(const int m_block) const {
         if (by_turns<Kernel_traits, Ordered>(params) && threadIdx.x == 32) {
             const Turn<Is_local> own = turn(m_block);
-            fork_turn::await(own.turn, own.position);
+            if (!fork_turn::await(own.turn, own.position, params.fork_bwd.wait_limit)) {
+                fork_turn::give_up(own.turn, params.fork_bwd.dq_ticket + 1);
+            }
         }
     }
 

@@ -19,13 +19,8 @@ namespace FLASH_NAMESPACE {
 // Raises an error unless status is cudaSuccess. The host code defines it.
 void check_cuda(cudaError_t status, const char *file, const char *function, int line);
 
-// Of the current device.
-inline int device_attribute(cudaDeviceAttr attribute) {
-    int device, value;
-    check_cuda(cudaGetDevice(&device), __FILE__, __func__, __LINE__);
-    check_cuda(cudaDeviceGetAttribute(&value, attribute, device), __FILE__, __func__, __LINE__);
-    return value;
-}
+// Of the current device, which is asked once. The host code defines it.
+int device_attribute(cudaDeviceAttr attribute);
 
 // Seed and offset of the Philox generator: values, or, within a CUDA graph capture, where a replay finds
 // them.

@@ -123,11 +123,10 @@ inline bool standard(const Flash_fwd_params &params, int num_slots) {
         || (params.seqlen_q > 64 && fork_occupancy::fills(num_blocks, num_slots / 2 * blocks));
 }
 
-// What the accumulators of a call's chunks may take, in bytes: half of the queries, the result, and the keys
-// and values of one sequence of the longest length. So slices are few and have rows enough for the GPU. At
-// least 64 MiB. A single block of rows of one head may take more with all its chunks: 64 / split_size of the
-// keys and values of that head.
-inline int64_t scratch(const Flash_fwd_params &params) {
+// What a call's scratch may take, in bytes, by what it works on: half of the queries, the result, and the
+// keys and values of one sequence of the longest length. So slices are few and have rows enough for the GPU.
+// At least 64 MiB.
+inline int64_t usual_scratch(const Flash_fwd_params &params) {
     if (fork_mode::test_scratch() > 0) { return fork_mode::test_scratch(); }
     const int64_t rows =
         params.cu_seqlens_q == nullptr ? int64_t(params.b) * params.seqlen_q : params.total_q;
@@ -137,6 +136,13 @@ inline int64_t scratch(const Flash_fwd_params &params) {
     return std::max((2 * queries + 2 * keys) * 2 / 2, int64_t(64) << 20);
 }
 
+// What the accumulators of chunks may take in any case: the longest length that a call names may be far above
+// what there is. A slice of so much is work enough for any GPU.
+inline int64_t most_scratch() {
+    const int64_t of_test = fork_mode::test_scratch();
+    return of_test > 0 ? of_test : int64_t(512) << 20;
+}
+
 // Whether thread blocks of so many rows fold their chunks in turns (fork_in_turns.h), rather than leave them
 // in memory. Some are at work for the same rows at once. They wait for each other at first, and at each fold
 // where a chunk takes less time than the folds of all. On an H100 turns took less time than memory where
@@ -144,7 +150,8 @@ inline int64_t scratch(const Flash_fwd_params &params) {
 inline bool in_turns(const Flash_fwd_params &params, int block_rows, int64_t row_blocks, int num_slots) {
     if (params.fork.n_blocks_per_split == 0) { return false; }
     const int64_t bytes = row_blocks * block_rows * (2 * params.d_rounded + 4) * sizeof(float);
-    if (bytes > scratch(params) || row_blocks * params.fork.num_chunks > std::numeric_limits<int>::max()) {
+    if (bytes > usual_scratch(params)
+        || row_blocks * params.fork.num_chunks > std::numeric_limits<int>::max()) {
         return false;
     }
     const int paths = fork_mode::test_paths();
@@ -190,9 +197,12 @@ inline int rows_in_turns(const Flash_fwd_params &params, int num_heads, int rows
 // What of a call with several splits shares scratch at once: all of it where the mode is off, as upstream.
 inline fork_slices::Slice slice(
     const Flash_fwd_params &params, int batch_size, int num_heads, int max_seqlen_q, int head_size_rounded) {
-    if (params.fork.n_blocks_per_split == 0) { return {batch_size, num_heads, max_seqlen_q}; }
-    const int64_t bytes_per_row = int64_t(params.num_splits) * head_size_rounded * sizeof(float);
-    return fork_slices::largest(batch_size, num_heads, max_seqlen_q, bytes_per_row, scratch(params));
+    if (params.fork.n_blocks_per_split == 0) {
+        return {batch_size, num_heads, max_seqlen_q, params.num_splits};
+    }
+    const int64_t bytes_per_split = head_size_rounded * sizeof(float);
+    return fork_slices::largest(batch_size, num_heads, max_seqlen_q, params.num_splits, bytes_per_split,
+        std::min(usual_scratch(params), most_scratch()), most_scratch());
 }
 
 inline void set_windows(Flash_fwd_params &params, int window_size_left, int window_size_right) {

@@ -2,6 +2,9 @@
 
 #pragma once
 
+#include <climits>
+#include <cstdio>
+
 #include "namespace_config.h"
 
 namespace FLASH_NAMESPACE {
@@ -21,12 +24,57 @@ __forceinline__ __device__ int take_ticket(int *next) {
     return ticket;
 }
 
-// The thread that calls it goes on when the turn has come to that position, or past it.
-__forceinline__ __device__ void await(const int *turn, const int position) {
-    int now;
-    do {
-        asm volatile("ld.global.acquire.gpu.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    } while (now < position);
+// How far a turn has come.
+__forceinline__ __device__ int passed(const int *turn) {
+    int position;
+    asm volatile("ld.global.acquire.gpu.b32 %0, [%1];" : "=r"(position) : "l"(turn) : "memory");
+    return position;
+}
+
+// Time in units of 2^32 ns, about four seconds.
+__forceinline__ __device__ unsigned now() {
+    unsigned time;
+    asm volatile("mov.u32 %0, %%globaltimer_hi;" : "=r"(time));
+    return time;
+}
+
+// Goes on when the turn has come to that position, or past it: true. Turns mostly come within microseconds; a
+// poll takes about one. One that cannot come, as where lengths change under the call or calls of two streams
+// share scratch, would hang the GPU. So a wait is given up where no turn was passed on for `limit` times
+// 2^32 ns (0: no limit). One thread of a block calls it; all have registers for it, so it has few.
+__forceinline__ __device__ bool await(const int *turn, const int position, const unsigned limit) {
+    int last = passed(turn);
+    if (last >= position) { return true; }
+    unsigned since = now();
+    #pragma unroll 1
+    for (int come = passed(turn); come < position; come = passed(turn)) {
+        const unsigned time = now();
+        if (come != last) {
+            last = come;
+            since = time;
+        } else if (time != since) {
+            if (limit != 0 && time - since > limit) { return false; }
+            __nanosleep(500);
+        }
+    }
+    return true;
+}
+
+// Whoever waits for this turn goes on: the call's results are lost.
+__forceinline__ __device__ void give_up(int *turn, int *given_up) {
+    asm volatile("st.relaxed.gpu.global.b32 [%0], 1;" ::"l"(given_up) : "memory");
+    asm volatile("red.release.gpu.global.max.s32 [%0], %1;" ::"l"(turn), "r"(INT_MAX) : "memory");
+}
+
+// Of a launch that comes after: says that a wait was given up, and ends the call. printf, were it called
+// where the wait is, would take registers from the kernel that waits.
+__forceinline__ __device__ void end_if_given_up(const int *given_up) {
+    if (__ldcg(given_up) == 0) { return; }
+    printf(
+        "flash-attn: a thread block waited for a turn that does not come: the call's lengths changed while "
+        "it ran, or calls of two streams share a workspace. FA2_WAIT_LIMIT sets the seconds of such a "
+        "wait; 0: no limit.\n");
+    __trap();
 }
 
 // With what the calling thread, and those that it met at a barrier, have written.
