@@ -93,9 +93,9 @@ __forceinline__ __device__ int first_block(const Flash_bwd_params &params, int &
     return place.n_block;
 }
 
-// Of the launch that comes after the sums: fork_turn.h.
+// Of the launch that comes after the sums: fork_turn.h. Its message takes registers.
 __forceinline__ __device__ void end_if_given_up(const Flash_bwd_params &params) {
-    if (params.fork_bwd.dq_turns != nullptr && threadIdx.x + blockIdx.x + blockIdx.y + blockIdx.z == 0) {
+    if (threadIdx.x + blockIdx.x + blockIdx.y + blockIdx.z == 0) {
         fork_turn::end_if_given_up(params.fork_bwd.dq_ticket + 1);
     }
 }
