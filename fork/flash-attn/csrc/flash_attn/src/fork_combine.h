@@ -55,7 +55,8 @@ struct ForkCombineMax {
 
 // By Kernel_traits, as upstream's kernels: its Element is half_t in every host pass, so a kernel named by
 // Element would be launched for the other dtype where both are linked.
-template<typename Kernel_traits, int kPerRow, bool kAhead>
+// kFolded: chunks folded in turns. The message of a wait given up would take registers from other calls.
+template<typename Kernel_traits, int kPerRow, bool kAhead, bool kFolded>
 __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
     fork_combine_kernel(__grid_constant__ const Flash_fwd_params params, const int split_size) {
     using Element = typename Kernel_traits::Element;
@@ -72,8 +73,8 @@ __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
         Load part[kGroup][kIters];  // the lane's columns of all
     };
 
-    if (blockIdx.x == 0 && threadIdx.x == 0 && params.fork.turns.any()) {
-        fork_turn::end_if_given_up(params.fork.turns.given_up());
+    if constexpr (kFolded) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) { fork_turn::end_if_given_up(params.fork.turns.given_up()); }
     }
     const int lane = threadIdx.x % 32;
     const index_t warp = index_t(blockIdx.x) * fork_combine_warps(kPerRow) + threadIdx.x / 32;
@@ -118,11 +119,10 @@ __global__ void __launch_bounds__(fork_combine_warps(kPerRow) * 32)
     const fork_fold::Keys keys = fork_fold::visible_keys(params, binfo, query);
     const bool short_launch = fork_fold::falls_short(params, binfo, keys);
     const bool any_key = keys.begin < keys.end && !short_launch;
-    const bool folded = params.fork.turns.any();  // then they are one
-    const int chunk_begin = any_key && !folded ? std::max(keys.begin / split_size, slice.first_split) : 0;
+    const int chunk_begin = any_key && !kFolded ? std::max(keys.begin / split_size, slice.first_split) : 0;
     const int chunk_end = !any_key ? 0
-        : folded                   ? 1
-                 : std::min((keys.end - 1) / split_size + 1, slice.first_split + slice.splits);
+        : kFolded                  ? 1
+                  : std::min((keys.end - 1) / split_size + 1, slice.first_split + slice.splits);
 
     const index_t first = flat_row - slice.first_split * num_rows;  // of the row's first chunk
     const float *max_ptr = reinterpret_cast<float *>(params.softmax_lseaccum_ptr) + first;
@@ -244,11 +244,13 @@ void run_fork_combine(const Flash_fwd_params &params, cudaStream_t stream) {
     // Fewer than eight warps a multiprocessor leave memory waiting. With few chunks nothing is gained: 1 us
     // more for 16 (H100).
     constexpr int kParts = Kernel_traits::kHeadDim / 32;
-    if (fork_in_turns::kept(params) >= 64
+    if (params.fork.turns.any()) {
+        run(&fork_combine_kernel<Kernel_traits, 1, false, true>, 1);
+    } else if (params.fork.slice.splits >= 64
         && num_rows < 8 * device_attribute(cudaDevAttrMultiProcessorCount)) {
-        run(&fork_combine_kernel<Kernel_traits, kParts, true>, kParts);
+        run(&fork_combine_kernel<Kernel_traits, kParts, true, false>, kParts);
     } else {
-        run(&fork_combine_kernel<Kernel_traits, 1, false>, 1);
+        run(&fork_combine_kernel<Kernel_traits, 1, false, false>, 1);
     }
     C10_CUDA_KERNEL_LAUNCH_CHECK();
 }

@@ -78,8 +78,8 @@ __forceinline__ __device__ bool fold(const Flash_fwd_params &params, const Block
     float2 *const states = params.fork.turns.states + row_block * kBlockM + threadIdx.x / 4 * (2 * kM);
     int *const turn = params.fork.turns.turn + row_block;
     if (!is_first) {
-        if (threadIdx.x == 0 && !fork_turn::await(turn, chunks.last - chunk, params.fork.wait_limit)) {
-            fork_turn::give_up(turn, params.fork.turns.given_up());
+        if (threadIdx.x == 0) {
+            fork_turn::await(turn, chunks.last - chunk, params.fork.turns.given_up(), params.fork.wait_limit);
         }
         __syncthreads();
     }

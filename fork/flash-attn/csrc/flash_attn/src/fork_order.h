@@ -165,9 +165,8 @@ struct Steps {
     __forceinline__ __device__ void await(const int m_block) const {
         if (by_turns<Kernel_traits, Ordered>(params) && threadIdx.x == 32) {
             const Turn<Is_local> own = turn(m_block);
-            if (!fork_turn::await(own.turn, own.position, params.fork_bwd.wait_limit)) {
-                fork_turn::give_up(own.turn, params.fork_bwd.dq_ticket + 1);
-            }
+            fork_turn::await(
+                own.turn, own.position, params.fork_bwd.dq_ticket + 1, params.fork_bwd.wait_limit);
         }
     }
 

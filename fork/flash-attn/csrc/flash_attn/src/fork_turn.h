@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <climits>
 #include <cstdio>
 
 #include "namespace_config.h"
@@ -38,38 +37,42 @@ __forceinline__ __device__ unsigned now() {
     return time;
 }
 
-// Goes on when the turn has come to that position, or past it: true. Turns mostly come within microseconds; a
-// poll takes about one. One that cannot come, as where lengths change under the call or calls of two streams
-// share scratch, would hang the GPU. So a wait is given up where no turn was passed on for `limit` times
-// 2^32 ns (0: no limit). One thread of a block calls it; all have registers for it, so it has few.
-__forceinline__ __device__ bool await(const int *turn, const int position, const unsigned limit) {
+// Whether a thread block of this launch has given a wait up.
+__forceinline__ __device__ bool is_given_up(const int *given_up) {
+    int is;
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(is) : "l"(given_up) : "memory");
+    return is != 0;
+}
+
+// Goes on when the turn has come to that position, or past it. Turns mostly come within microseconds; a poll
+// takes about one. One that cannot come, as where lengths change under the call or calls of two streams share
+// scratch, would hang the GPU. So where no turn was passed on for `limit` times 2^32 ns (0: no limit), the
+// call's waits are given up, all of them, and its results are lost. One thread of a block calls it; all have
+// registers for it, so it has few.
+__forceinline__ __device__ void await(
+    const int *turn, const int position, int *given_up, const unsigned limit) {
     int last = passed(turn);
-    if (last >= position) { return true; }
+    if (last >= position) { return; }
     unsigned since = now();
     #pragma unroll 1
-    for (int come = passed(turn); come < position; come = passed(turn)) {
+    for (int come = passed(turn); come < position && !is_given_up(given_up); come = passed(turn)) {
         const unsigned time = now();
         if (come != last) {
             last = come;
             since = time;
         } else if (time != since) {
-            if (limit != 0 && time - since > limit) { return false; }
+            if (limit != 0 && time - since > limit) {
+                asm volatile("st.relaxed.gpu.global.b32 [%0], 1;" ::"l"(given_up) : "memory");
+            }
             __nanosleep(500);
         }
     }
-    return true;
-}
-
-// Whoever waits for this turn goes on: the call's results are lost.
-__forceinline__ __device__ void give_up(int *turn, int *given_up) {
-    asm volatile("st.relaxed.gpu.global.b32 [%0], 1;" ::"l"(given_up) : "memory");
-    asm volatile("red.release.gpu.global.max.s32 [%0], %1;" ::"l"(turn), "r"(INT_MAX) : "memory");
 }
 
 // Of a launch that comes after: says that a wait was given up, and ends the call. printf, were it called
 // where the wait is, would take registers from the kernel that waits.
 __forceinline__ __device__ void end_if_given_up(const int *given_up) {
-    if (__ldcg(given_up) == 0) { return; }
+    if (!is_given_up(given_up)) { return; }
     printf(
         "flash-attn: a thread block waited for a turn that does not come: the call's lengths changed while "
         "it ran, or calls of two streams share a workspace. FA2_WAIT_LIMIT sets the seconds of such a "
