@@ -94,7 +94,8 @@ typedef struct flash_attention_v2_forward_call {
     flash_attention_v2_tensor cu_seqlens_q, cu_seqlens_k; /* (b + 1), int32, from 0 to the total */
     int32_t max_seqlen_q, max_seqlen_k;                   /* of the longest; never smaller */
     flash_attention_v2_tensor seqused_k;                  /* (b), int32: keys in use; or not given: all */
-    int32_t zero_gaps; /* 1: out is 0, and lse -inf, in rows of no sequence; 0: they are left alone */
+    int32_t zero_gaps; /* 1: out is 0, and lse -inf, in rows of no sequence; 0: behind the last sequence both
+                          are 0, and other gaps are left alone */
 
     /* Caches. */
     flash_attention_v2_tensor cache_seqlens;   /* (b), int32: keys in a cache, before new ones */
@@ -126,7 +127,7 @@ typedef struct flash_attention_v2_backward_call {
 
     flash_attention_v2_tensor cu_seqlens_q, cu_seqlens_k; /* packed: as in the forward call */
     int32_t max_seqlen_q, max_seqlen_k;
-    int32_t zero_gaps; /* 1: gradients are 0 in rows of no sequence */
+    int32_t zero_gaps; /* 1: gradients are filled with 0 first; in rows of no sequence they are 0 anyway */
 
     void *workspace;
     size_t workspace_size;
