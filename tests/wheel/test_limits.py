@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flash_attn_2_cuda
 import pytest
 import torch
 from flash_attn import deterministic_mode, flash_attn_func, flash_attn_varlen_func
-from harness import ROUTES, Config, Draw, Rows, cu_seqlens, dense, route, varlen
+from harness import DEVICE, ROUTES, Config, Draw, Rows, cu_seqlens, dense, route, varlen
 from limits import (
     FAR_KEYS,
     FAR_QUERIES,
@@ -270,3 +271,22 @@ def test_short_sequences_beside_a_long_one_raise_no_scratch() -> None:
     budget = budget_of(config, total, 16384)
     assert budget // 2 < taken <= budget, f"{taken / 2**20:.0f} MiB"
     assert torch.equal(out[-64:].view(torch.int16), alone[0].view(torch.int16))
+
+
+def test_gradients_whose_blocks_of_keys_32_bits_do_not_count_are_an_error() -> None:
+    """Their thread blocks take places by a number of 32 bits."""
+    Config().need("bwd")
+    q, k = (
+        torch.zeros(rows, heads, 64, dtype=torch.float16, device=DEVICE)
+        for rows, heads in ((1, 2), (2**20, 1))
+    )
+    ends = torch.zeros(65_001, dtype=torch.int32, device=DEVICE)
+    lse = torch.zeros(2, 1, device=DEVICE)
+    with (
+        deterministic_mode(),
+        pytest.raises(ValueError, match=r"is too long for gradients of 65000 sequences"),
+    ):
+        flash_attn_2_cuda.varlen_bwd(
+            q, q, k, k, q, lse, None, None, None, ends, ends, None, 1, 2**31 - 1, 0.0, 1.0, False, False, -1, -1,
+            0.0, False,
+        )  # fmt: skip

@@ -111,6 +111,9 @@ Rows heads_rows(void *data, const Tensor &k, int h) {
     return {data, k.dims == 4 ? row * k.size(1) : 0, row, k.size(-1)};
 }
 
+// Of keys, at least 64 in each: places in fork_order.h's walk are ints, and are some more than blocks.
+constexpr int64_t kMostBlocks = int64_t(1) << 30;
+
 void run_gradients(Gradients &call, const Tensor &q, const Tensor &k, const Tensor &v, const Tensor &lse,
     const Problem &problem, const Host &host) {
     const auto &[b, named_q, named_k, h, h_k, d] = problem.sizes;
@@ -137,6 +140,10 @@ void run_gradients(Gradients &call, const Tensor &q, const Tensor &k, const Tens
     check_steps("dq", call.dq, seqlen_q);
     const bool ordered = fork_mode::of_call(call.split_size).enabled && call.p_dropout == 0.f;
     const bool deterministic = call.deterministic && !ordered;
+    FORK_CHECK_VALUE(!ordered || int64_t(b) * h * ((int64_t(seqlen_k) + 63) / 64) <= kMostBlocks,
+        "max_seqlen_k=", named_k, " is too long for gradients of ", b, " sequences of ", h,
+        " heads with the mode on: 32 bits do not count their blocks of keys. Name the longest sequence's "
+        "length.");
     if (call.causal) { call.window_right = 0; }
     const int left = call.window_left, right = call.window_right;
     if (!ordered && left >= named_k) { call.window_left = -1; }
