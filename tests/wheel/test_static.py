@@ -426,6 +426,15 @@ def test_dropout_takes_numbers_of_the_generator_in_fours(
     assert generator.offset == 72
 
 
+@pytest.mark.parametrize("rows", [0, -32])  # of no sequence; of an empty table of sequences
+def test_a_call_without_rows_draws_nothing(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    generator = Shared()
+    monkeypatch.setattr(torch.cuda, "default_generators", [generator])
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    drawn = flash_attn_2_cuda.random_state.draw(None, torch.device("cuda:0"), rows)
+    assert (drawn, generator.drawn) == ((0, 0, None, None), [])
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_capture_gets_where_a_replay_finds_the_numbers(
     monkeypatch: pytest.MonkeyPatch, device: str

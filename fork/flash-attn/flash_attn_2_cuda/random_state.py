@@ -27,6 +27,8 @@ def draw(generator: torch.Generator | None, device: torch.device, increment: int
     Returns:
         seed and offset (int64); or, in a CUDA graph capture or beside other threads, tensors that have them.
     """
+    if increment <= 0:  # a call without rows
+        return 0, 0, None, None
     if generator is None:
         index = torch.cuda.current_device() if device.index is None else device.index
         generator = torch.cuda.default_generators[index]
