@@ -282,6 +282,26 @@ def test_a_gradient_of_the_result_may_be_wrapped(library: Library) -> None:
         assert library.calls[-1][0].endswith("bwd")
 
 
+class _Forgotten(torch.autograd.Function):
+    """Passes a tensor on, and no gradient back."""
+
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_: Any, *__: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("call", [dense, packed])
+def test_where_no_gradient_comes_none_is_computed(library: Library, call: Callable[..., Any]) -> None:
+    out = call(return_attn_probs=True)[0]
+    before = len(library.calls)
+    _Forgotten.apply(out).sum().backward()
+    assert library.calls[before:] == []
+
+
 # Other kernels --------------------------------------------------------------------------------------------
 
 

@@ -137,7 +137,7 @@ def _with_lse(function: Any) -> None:
     @functools.wraps(backward)
     def whole_backward(ctx: Any, dout: Any, dlse: Any = None, dprobabilities: Any = None) -> Any:
         if dlse is None and dprobabilities is None:
-            return backward(ctx, dout)
+            return (None,) * parameters if dout is None else backward(ctx, dout)
         if dprobabilities is not None and not torch.compiler.is_compiling():
             raise NotImplementedError(
                 "S_dmask, the third result with return_attn_probs=True, has no gradient: it is for tests"
