@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.utils import canonicalize_name
 from rich.table import Table
 
 from scripts.base import console, layout
 from scripts.base.errors import BuildError, ToolchainError, UsageError
 from scripts.commands import arguments
+from scripts.series import clone
+from scripts.source import matrix
 from scripts.wheels.building import rebuild
 from scripts.wheels.building.build import BuildOptions
 from scripts.wheels.index import static_index
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from scripts.lab.machine_code import Family
     from scripts.wheels.trust.contents import Contents
     from scripts.wheels.trust.evidence import Trusted
+
+
+_FEW = 5  # names in a row
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,7 @@ def _show(found: Inspected) -> None:
     series = facts["series"]
     about.add_row("series", f"{len(series['patches'])} patches, digest {series['digest']}")
     rows = {
+        "own files": _own_files(wheel),
         "cutlass": pin.get("cutlass"),
         "target": facts.get("target"),
         "GPUs": ", ".join(f"sm_{a}" for a in facts.get("architectures", [])),
@@ -170,6 +177,20 @@ def _show(found: Inspected) -> None:
     _show_patches(wheel)
     _show_code(found)
     _show_trust(found.trusted)
+
+
+def _own_files(wheel: Contents) -> str:
+    """How many of our own files it has, and which of them this checkout has otherwise."""
+    told = wheel.provenance.series.own_files
+    for loaded in matrix.load(layout.MATRIX).each():
+        if canonicalize_name(loaded.upstream.distribution) == wheel.distribution:
+            here = clone.series(loaded).own.digests
+            other = sorted(name for name in {*told, *here} if told.get(name) != here.get(name))
+            if not other:
+                return f"{len(told)}, as in this checkout"
+            rest = f" and {len(other) - _FEW} more" if len(other) > _FEW else ""
+            return f"{len(told)}; otherwise in this checkout: {', '.join(other[:_FEW])}{rest}"
+    return str(len(told))
 
 
 def _flags(compiler: dict[str, Any] | None) -> str:

@@ -7,6 +7,7 @@ A patch is a mail file of ``git format-patch``: prose, trailers, diff.
 
 from __future__ import annotations
 
+import difflib
 import email.policy
 import hashlib
 import re
@@ -120,9 +121,12 @@ class Series:
             names = "\n".join(
                 "    " + p.name for i, p in enumerate(self.patches) if i in places or not places
             )
+            files = {path.rsplit("/", 1)[-1] for path in self.own.contents}
+            near = [] if places else difflib.get_close_matches(text, sorted(files))
             raise SeriesError(
                 f"{text!r} names "
                 f"{'no patch of the series, which has' if not places else 'several patches'}:\n{names}"
+                + (f"\n  Files of ours with such a name: {', '.join(near)}." if near else "")
             )
         return places[0]
 

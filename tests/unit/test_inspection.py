@@ -129,6 +129,25 @@ def test_it_tells_what_the_wheel_is_made_of_and_where_it_was_proved(
         assert words in done.out, words
 
 
+def test_it_tells_which_of_our_own_files_this_checkout_has_otherwise(
+    tmp_path: Path, command: Command
+) -> None:
+    own = clone.series(matrix.load(layout.MATRIX)).own.digests
+    first, second, *_ = sorted(own)
+
+    def told(files: dict[str, str], folder: str) -> str:
+        series = {**FACTS["series"], "own_files": files}
+        done = command("inspect", str(whole_wheel(tmp_path / folder, facts={**FACTS, "series": series})))
+        return " ".join(done.out.split())  # a narrow table has several lines of it
+
+    assert f"own files {len(own)}, as in this checkout" in told(own, "same")
+    changed = {**own, first: "1" * 64, "gone.h": "2" * 64}
+    del changed[second]
+    others = ", ".join(sorted([first, second, "gone.h"]))
+    assert f"own files {len(own)}; otherwise in this checkout: {others}" in told(changed, "changed")
+    assert f" and {len(own) - 5} more" in told({}, "none")
+
+
 def test_json_has_all_of_it(tmp_path: Path, extension: bytes, command: Command) -> None:
     wheel = whole_wheel(tmp_path / "dist", more={"flash_attn_2_cuda.so": extension})
     done = command("inspect", "--json", str(wheel))

@@ -145,6 +145,7 @@ def test_a_patch_is_still_named_by_place_words_or_file(repository: Path, command
         (["fork/flash-attn/flash_attn/gone.py"], "is no file of fork/, none of flash-attn's tree"),
         (["csrc/gone.h"], "is no file of fork/, none of flash-attn's tree"),
         (["gone.h"], "names no patch of the series"),
+        (["fork_wlak.h"], "Files of ours with such a name: fork_walk.h"),
         (
             ["fork_s.h"],
             "fork_s.h is csrc/flash_attn/api/fork_s.h, csrc/flash_attn/core/fork_s.h in the tree;",
