@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packaging.utils import canonicalize_name
 from rich.table import Table
 
 from scripts.base import console, layout
@@ -182,15 +181,15 @@ def _show(found: Inspected) -> None:
 def _own_files(wheel: Contents) -> str:
     """How many of our own files it has, and which of them this checkout has otherwise."""
     told = wheel.provenance.series.own_files
-    for loaded in matrix.load(layout.MATRIX).each():
-        if canonicalize_name(loaded.upstream.distribution) == wheel.distribution:
-            here = clone.series(loaded).own.digests
-            other = sorted(name for name in {*told, *here} if told.get(name) != here.get(name))
-            if not other:
-                return f"{len(told)}, as in this checkout"
-            rest = f" and {len(other) - _FEW} more" if len(other) > _FEW else ""
-            return f"{len(told)}; otherwise in this checkout: {', '.join(other[:_FEW])}{rest}"
-    return str(len(told))
+    loaded = matrix.load(layout.MATRIX).making(wheel.distribution)
+    if loaded is None:
+        return str(len(told))
+    here = clone.series(loaded).own.digests
+    other = sorted(name for name in {*told, *here} if told.get(name) != here.get(name))
+    if not other:
+        return f"{len(told)}, as in this checkout"
+    rest = f" and {len(other) - _FEW} more" if len(other) > _FEW else ""
+    return f"{len(told)}; otherwise in this checkout: {', '.join(other[:_FEW])}{rest}"
 
 
 def _flags(compiler: dict[str, Any] | None) -> str:

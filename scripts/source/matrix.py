@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import ValidationError
 
@@ -105,6 +106,15 @@ class Matrix:
     def each(self) -> tuple[Matrix, ...]:
         """The same as every upstream sees it, in order."""
         return tuple(self.of(name) for name in self.upstreams)
+
+    def making(self, distribution: str) -> Matrix | None:
+        """The same as the upstream sees it whose wheels are of this distribution; None: there is none.
+
+        Args:
+            distribution: its normalised name, such as ``flash-attn``.
+        """
+        fitting = (m for m in self.each() if canonicalize_name(m.upstream.distribution) == distribution)
+        return next(fitting, None)
 
     def passing_for(self, version: str) -> Matrix:
         """The same, whose wheels have another release's version.

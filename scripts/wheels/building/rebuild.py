@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from packaging.utils import canonicalize_name
-
 from scripts.base import console, layout
 from scripts.base.errors import UsageError, VerifyError
 from scripts.series import clone, ground
@@ -50,16 +48,16 @@ def rebuild(wheel: Contents, options: BuildOptions) -> None:
 
 def _upstream(wheel: Contents) -> matrix.Matrix:
     """The matrix as the wheel's upstream sees it."""
-    every = matrix.load(layout.MATRIX).each()
-    for loaded in every:
-        if canonicalize_name(loaded.upstream.distribution) == wheel.distribution:
-            _require_same(wheel, "upstream", wheel.facts["upstream"]["version"], loaded.upstream.version)
-            _require_same(wheel, "revision", wheel.facts["fork_revision"], loaded.table.revision)
-            return loaded
-    raise UsageError(
-        f"{wheel.path.name}: {layout.MATRIX.name} has no upstream whose distribution is "
-        f"{wheel.distribution}; it has {', '.join(loaded.upstream.distribution for loaded in every)}."
-    )
+    every = matrix.load(layout.MATRIX)
+    loaded = every.making(wheel.distribution)
+    if loaded is None:
+        raise UsageError(
+            f"{wheel.path.name}: {layout.MATRIX.name} has no upstream whose distribution is "
+            f"{wheel.distribution}; it has {', '.join(m.upstream.distribution for m in every.each())}."
+        )
+    _require_same(wheel, "upstream", wheel.facts["upstream"]["version"], loaded.upstream.version)
+    _require_same(wheel, "revision", wheel.facts["fork_revision"], loaded.table.revision)
+    return loaded
 
 
 def _require_same(wheel: Contents, what: str, told: object, here: object) -> None:
